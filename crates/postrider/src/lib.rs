@@ -1,0 +1,13 @@
+//! Postrider: accepts an event once, durably, and delivers it to every subscriber.
+//!
+//! This crate is the shell around the engine and the store: HTTP in, HTTP out, settings and the command
+//! line. What it decides itself is little; see `postrider-engine` for when and whether to try again.
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod dispatch;
+pub mod http;
+pub mod ingest;
+pub mod telemetry;
+pub mod transport;
