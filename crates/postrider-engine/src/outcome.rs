@@ -68,10 +68,6 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(5),
-            first_byte: Duration::from_secs(15),
-            total: Duration::from_secs(15),
-        }
+        Self { connect: Duration::from_secs(5), first_byte: Duration::from_secs(15), total: Duration::from_secs(15) }
     }
 }

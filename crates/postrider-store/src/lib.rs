@@ -1,1 +1,13 @@
+//! Where Postrider keeps what it must not lose, and the only place that speaks SQL.
+//!
+//! [`Store`] is a narrow trait whose verbs are those of the domain: accept, load, settle, put away. Group
+//! commit lives behind it: callers just wait for their own answer, and whoever waits together is written
+//! together.
 
+pub mod records;
+pub mod sqlite;
+mod store;
+
+pub use records::*;
+pub use sqlite::SqliteStore;
+pub use store::*;

@@ -1,1 +1,1 @@
-//! State machines.
+//! What waits for whom, and whose turn it is: state machines that are told what happened and asked what to do.

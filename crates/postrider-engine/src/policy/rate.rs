@@ -1,0 +1,100 @@
+//! A token bucket that remembers one number: when the next request conforms (GCRA).
+
+use crate::time::Timestamp;
+
+/// Lets `per_second` requests through each second, and as many at once after a rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    per_second: u32,
+    /// Microseconds since 1970 at which the bucket is full again.
+    full_at: i64,
+}
+
+const SECOND: i64 = 1_000_000;
+
+impl Bucket {
+    /// `None` where there is no limit.
+    pub fn new(per_second: Option<u32>) -> Option<Self> {
+        per_second.filter(|rate| *rate > 0).map(|per_second| Self { per_second, full_at: i64::MIN })
+    }
+
+    /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
+    pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
+        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, ..bucket })
+    }
+
+    /// Ready now, or the time from which it will be.
+    pub fn ready(&self, now: Timestamp) -> Result<(), Timestamp> {
+        let now = now.as_millis().saturating_mul(1_000);
+        let emptied_by_one_more = self.full_at.max(now).saturating_add(self.cost());
+        let wait = emptied_by_one_more.saturating_sub(now).saturating_sub(SECOND);
+        if wait <= 0 {
+            Ok(())
+        } else {
+            let ready_at = now.saturating_add(wait);
+            Err(Timestamp::from_millis(ready_at.saturating_add(999).div_euclid(1_000)))
+        }
+    }
+
+    pub fn take(&mut self, now: Timestamp) {
+        let now = now.as_millis().saturating_mul(1_000);
+        self.full_at = self.full_at.max(now).saturating_add(self.cost());
+    }
+
+    /// What one request takes out, rounded up so that rounding never lets more through.
+    fn cost(&self) -> i64 {
+        (SECOND + i64::from(self.per_second) - 1) / i64::from(self.per_second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_full_bucket_gives_a_second_of_requests_at_once_and_then_one_by_one() {
+        let mut bucket = Bucket::new(Some(2)).expect("a limit");
+        let start = Timestamp::from_millis(10_000);
+        bucket.take(start);
+        assert_eq!(bucket.ready(start), Ok(()));
+        bucket.take(start);
+        assert_eq!(bucket.ready(start), Err(Timestamp::from_millis(10_500)));
+        assert_eq!(bucket.ready(Timestamp::from_millis(10_500)), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn in_every_window_at_most_rate_plus_burst(rate in 1..200u32, steps in prop::collection::vec(0..300i64, 1..400)) {
+            let mut bucket = Bucket::new(Some(rate)).expect("a limit");
+            let (mut now, mut starts) = (0, Vec::new());
+            for step in steps {
+                now += step;
+                if bucket.ready(Timestamp::from_millis(now)).is_ok() {
+                    bucket.take(Timestamp::from_millis(now));
+                    starts.push(now);
+                }
+            }
+            for (first, from) in starts.iter().enumerate() {
+                for (last, until) in starts.iter().enumerate().skip(first) {
+                    let allowed = i64::from(rate) * (until - from) / 1_000 + i64::from(rate) + 1;
+                    prop_assert!((last - first + 1) as i64 <= allowed);
+                }
+            }
+        }
+
+        #[test]
+        fn the_promised_time_is_kept(rate in 1..5_000u32, takes in 1..100usize) {
+            let mut bucket = Bucket::new(Some(rate)).expect("a limit");
+            let mut now = Timestamp::from_millis(0);
+            for _ in 0..takes {
+                if let Err(later) = bucket.ready(now) {
+                    prop_assert!(later > now);
+                    now = later;
+                    prop_assert_eq!(bucket.ready(now), Ok(()));
+                }
+                bucket.take(now);
+            }
+        }
+    }
+}

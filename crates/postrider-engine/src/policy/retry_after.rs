@@ -1,0 +1,103 @@
+//! Reads `Retry-After`: what the receiver wishes, if it can be understood.
+//!
+//! The grammar is strict on purpose. `1e3` or `+5` may be a typo for anything; our own back-off is always
+//! a sane answer to something we cannot read.
+
+use crate::time::Timestamp;
+use std::time::{Duration, SystemTime};
+
+/// Values beyond this length are not read at all. The longest sensible one is a date of 29 characters.
+const LENGTH_MAX: usize = 4_096;
+
+/// The longest wait that any of the header's values asks for. `None` if there is no valid wish.
+pub fn parse<'a>(values: impl IntoIterator<Item = &'a [u8]>, now: Timestamp) -> Option<Duration> {
+    values.into_iter().filter_map(|value| parse_value(value, now)).max()
+}
+
+fn parse_value(value: &[u8], now: Timestamp) -> Option<Duration> {
+    if value.len() > LENGTH_MAX {
+        return None;
+    }
+    let text = std::str::from_utf8(value).ok().filter(|text| text.is_ascii())?.trim();
+    // A date holds a comma of its own, so it is tried before the value is taken for a list.
+    parse_date(text, now).or_else(|| text.split(',').filter_map(|part| parse_seconds(part.trim())).max())
+}
+
+fn parse_seconds(text: &str) -> Option<Duration> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let seconds = text.bytes().fold(0u64, |sum, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
+    Some(Duration::from_secs(seconds))
+}
+
+fn parse_date(text: &str, now: Timestamp) -> Option<Duration> {
+    let date = httpdate::parse_http_date(text).ok()?;
+    let since_epoch = date.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let wait = Timestamp::from_millis(0).plus(since_epoch).since(now);
+    (!wait.is_zero()).then_some(wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_445_412_420_000); // Wed, 21 Oct 2015 07:27:00 GMT
+
+    fn read(value: &str) -> Option<Duration> {
+        parse([value.as_bytes()], NOW)
+    }
+
+    #[test]
+    fn digits_are_seconds_and_nothing_else_is() {
+        assert_eq!(read("120"), Some(Duration::from_secs(120)));
+        assert_eq!(read(" 120 "), Some(Duration::from_secs(120)));
+        assert_eq!(read("0"), Some(Duration::ZERO));
+        for nonsense in ["120.5", "1e3", "0x10", "1_000", "+5", "-5", "NaN", "inf", "", " ", "\u{0661}", "12 0"] {
+            assert_eq!(read(nonsense), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_beyond_all_bounds_saturates() {
+        assert_eq!(read("99999999999999999999"), Some(Duration::from_secs(u64::MAX)));
+        assert_eq!(read(&"9".repeat(1_000)), Some(Duration::from_secs(u64::MAX)));
+        assert_eq!(read(&"9".repeat(8_192)), None, "too long to be read");
+    }
+
+    #[test]
+    fn all_three_date_forms_are_understood() {
+        for date in ["Wed, 21 Oct 2015 07:28:00 GMT", "Wednesday, 21-Oct-15 07:28:00 GMT", "Wed Oct 21 07:28:00 2015"] {
+            assert_eq!(read(date), Some(Duration::from_secs(60)), "{date}");
+        }
+    }
+
+    #[test]
+    fn past_dates_and_foreign_zones_are_ignored() {
+        for date in [
+            "Wed, 21 Oct 2015 07:26:00 GMT",
+            "Wed, 31 Dec 1969 23:59:59 GMT",
+            "Fri, 31 Dec 10000 23:59:59 GMT",
+            "Wed, 21 Oct 2015 07:28:00 +0200",
+        ] {
+            assert_eq!(read(date), None, "{date}");
+        }
+        assert!(read("Fri, 31 Dec 9999 23:59:59 GMT").is_some());
+    }
+
+    #[test]
+    fn of_several_wishes_the_longest_counts() {
+        assert_eq!(read("120, 240"), Some(Duration::from_secs(240)));
+        assert_eq!(read("120, soon"), Some(Duration::from_secs(120)));
+        assert_eq!(parse([&b"5"[..], b"7", b"x"], NOW), Some(Duration::from_secs(7)));
+        assert_eq!(parse([], NOW), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_makes_it_panic(value: Vec<u8>, now: i64) {
+            parse([value.as_slice()], Timestamp::from_millis(now));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Puts the parts together: an outcome in, a verdict out.
+
+use super::{
+    backoff::{self, DEFAULT_DELAYS},
+    budget::{Budget, Limit, Progress},
+    classify::{Class, Rule, classify},
+    retry_after,
+};
+use crate::{keys::Trigger, outcome::Outcome, time::Timestamp};
+use rand::Rng;
+use std::time::Duration;
+
+/// How long a delivery waits when our own machine was short of something.
+const POSTPONEMENT: Duration = Duration::from_secs(5);
+
+/// The rules of one delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub delays: Vec<Duration>,
+    pub budget: Budget,
+    /// The shorter leash of `Class::Ambiguous`.
+    pub ambiguous: Budget,
+    pub retry_after_cap: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            delays: DEFAULT_DELAYS.to_vec(),
+            budget: Budget { attempts_max: 10, total_max: Duration::from_hours(96) },
+            ambiguous: Budget { attempts_max: 5, total_max: Duration::from_hours(1) },
+            retry_after_cap: Duration::from_hours(24),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub class: Class,
+    pub rule: Rule,
+    pub next: Next,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    Delivered,
+    Retry {
+        due: Timestamp,
+        delay: Delay,
+    },
+    Dead(DeathReason),
+    /// A resend that failed: it is recorded, and the delivery's own schedule goes on as it was.
+    Nothing,
+    /// We could not even try, for want of something on our side. Charged to nobody: no attempt is recorded.
+    Postponed {
+        due: Timestamp,
+    },
+}
+
+/// Of what parts a wait is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delay {
+    /// What the schedule says, before chance.
+    pub backoff: Duration,
+    /// What chance added to the part that is certain.
+    pub jitter: Duration,
+    /// What the receiver asked for, after the cap.
+    pub retry_after: Option<Duration>,
+    /// The receiver asked for more than the cap.
+    pub capped: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeathReason {
+    /// The receiver refused it for good.
+    Permanent,
+    /// All attempts were used.
+    Exhausted,
+    /// The time to deliver it ran out.
+    Expired,
+    /// The endpoint was deleted.
+    EndpointGone,
+}
+
+/// Decides what becomes of a delivery after an attempt that started at `started` and ended at `ended`.
+pub fn judge(
+    policy: &Policy,
+    trigger: Trigger,
+    progress: Progress,
+    outcome: &Outcome,
+    (started, ended): (Timestamp, Timestamp),
+    rng: &mut impl Rng,
+) -> Verdict {
+    let (class, rule) = classify(outcome);
+    if rule == Rule::LocalResource {
+        return Verdict { class, rule, next: Next::Postponed { due: ended.plus(POSTPONEMENT) } };
+    }
+    let next = match (class, trigger) {
+        (Class::Delivered, _) => Next::Delivered,
+        (_, Trigger::Manual) => Next::Nothing,
+        (Class::Permanent | Class::Gone, Trigger::Scheduled) => Next::Dead(DeathReason::Permanent),
+        (Class::Transient, Trigger::Scheduled) => {
+            retry(policy, &[policy.budget], progress, outcome, (started, ended), rng)
+        }
+        (Class::Ambiguous, Trigger::Scheduled) => {
+            retry(policy, &[policy.budget, policy.ambiguous], progress, outcome, (started, ended), rng)
+        }
+    };
+    Verdict { class, rule, next }
+}
+
+fn retry(
+    policy: &Policy,
+    budgets: &[Budget],
+    progress: Progress,
+    outcome: &Outcome,
+    (started, ended): (Timestamp, Timestamp),
+    rng: &mut impl Rng,
+) -> Next {
+    let attempts = progress.attempts.saturating_add(1);
+    let backoff = backoff::delay(&policy.delays, attempts);
+    let spread = backoff::equal_jitter(backoff, rng);
+    let wish = match outcome {
+        Outcome::Answered(answer) => retry_after::parse(answer.retry_after.iter().map(Vec::as_slice), ended),
+        Outcome::Failed(_) => None,
+    };
+    let retry_after = wish.map(|wish| wish.min(policy.retry_after_cap));
+    let delay = Delay { backoff, jitter: spread.drawn, retry_after, capped: wish > retry_after };
+    // Chance is added on top of the receiver's wish, so that it never comes out early.
+    let certain = spread.certain.max(retry_after.unwrap_or_default());
+    let due = ended.plus(certain).plus(spread.drawn);
+
+    let first_attempt_at = progress.first_attempt_at.unwrap_or(started);
+    for budget in budgets {
+        match budget.allows(attempts, first_attempt_at, due) {
+            Ok(()) => {}
+            Err(Limit::Attempts) => return Next::Dead(DeathReason::Exhausted),
+            Err(Limit::Time) => return Next::Dead(DeathReason::Expired),
+        }
+    }
+    Next::Retry { due, delay }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Answer, Fault};
+    use proptest::prelude::*;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    fn status(status: u16) -> Outcome {
+        Outcome::Answered(Answer { status, ..Answer::default() })
+    }
+
+    fn busy(retry_after: &str) -> Outcome {
+        Outcome::Answered(Answer { status: 503, retry_after: vec![retry_after.into()], location: None })
+    }
+
+    fn judge_at(now: Timestamp, progress: Progress, outcome: &Outcome, seed: u64) -> Verdict {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        judge(&Policy::default(), Trigger::Scheduled, progress, outcome, (now, now), &mut rng)
+    }
+
+    /// Runs one delivery to its end against a receiver that always answers the same.
+    fn run(outcome: &Outcome, seed: u64) -> (Vec<Timestamp>, DeathReason) {
+        let mut starts = vec![Timestamp::from_millis(0)];
+        let mut progress = Progress::default();
+        loop {
+            let now = *starts.last().expect("never empty");
+            match judge_at(now, progress, outcome, seed ^ starts.len() as u64).next {
+                Next::Retry { due, .. } => starts.push(due),
+                Next::Dead(reason) => return (starts, reason),
+                other @ (Next::Delivered | Next::Nothing | Next::Postponed { .. }) => panic!("unexpected {other:?}"),
+            }
+            progress =
+                Progress { attempts: progress.attempts + 1, first_attempt_at: progress.first_attempt_at.or(Some(now)) };
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_default_schedule_makes_ten_attempts_within_its_jitter(seed: u64) {
+            let (starts, reason) = run(&status(503), seed);
+            prop_assert_eq!(reason, DeathReason::Exhausted);
+            prop_assert_eq!(starts.len(), 10);
+            for (gap, delay) in starts.windows(2).zip(DEFAULT_DELAYS) {
+                let waited = gap[1].since(gap[0]);
+                prop_assert!(delay / 2 <= waited && waited <= delay, "{:?} for {:?}", waited, delay);
+            }
+        }
+
+        #[test]
+        fn an_ambiguous_answer_is_tried_at_most_five_times_within_an_hour(seed: u64) {
+            let (starts, _) = run(&status(404), seed);
+            prop_assert!(starts.len() <= 5);
+            prop_assert!(starts.last().expect("never empty").since(starts[0]) < Duration::from_hours(1));
+        }
+
+        #[test]
+        fn retry_after_is_never_undercut(seed: u64, wish in 0..200_000u64, attempts in 0..9u32) {
+            let now = Timestamp::from_millis(50_000);
+            let progress = Progress { attempts, first_attempt_at: Some(now) };
+            if let Next::Retry { due, delay } = judge_at(now, progress, &busy(&wish.to_string()), seed).next {
+                let asked = Duration::from_secs(wish).min(Duration::from_hours(24));
+                prop_assert!(due.since(now) >= asked);
+                prop_assert!(due.since(now) >= delay.backoff / 2, "nor our own back-off");
+                prop_assert_eq!(delay.capped, wish > 86_400);
+            }
+        }
+
+        #[test]
+        fn no_attempt_starts_at_or_after_give_up(seed: u64, attempts in 1..10u32, age_hours in 0..120u64, wish in 0..500_000u64) {
+            let first = Timestamp::from_millis(0);
+            let now = first.plus(Duration::from_hours(age_hours));
+            let progress = Progress { attempts, first_attempt_at: Some(first) };
+            if let Next::Retry { due, .. } = judge_at(now, progress, &busy(&wish.to_string()), seed).next {
+                prop_assert!(due < Policy::default().budget.give_up_at(first));
+            }
+        }
+    }
+
+    #[test]
+    fn a_wish_beyond_the_time_budget_ends_the_delivery_instead_of_hurrying_it() {
+        let first = Timestamp::from_millis(0);
+        let now = first.plus(Duration::from_hours(80));
+        let progress = Progress { attempts: 3, first_attempt_at: Some(first) };
+        let verdict = judge_at(now, progress, &busy("86400"), 1);
+        assert_eq!(verdict.next, Next::Dead(DeathReason::Expired));
+    }
+
+    #[test]
+    fn a_permanent_answer_ends_the_delivery_at_once() {
+        for code in [400, 401, 301, 410, 501] {
+            let verdict = judge_at(Timestamp::from_millis(0), Progress::default(), &status(code), 1);
+            assert_eq!(verdict.next, Next::Dead(DeathReason::Permanent), "status {code}");
+        }
+    }
+
+    #[test]
+    fn our_own_shortage_is_charged_to_nobody() {
+        let now = Timestamp::from_millis(0);
+        let verdict = judge_at(now, Progress::default(), &Outcome::Failed(Fault::LocalResource), 1);
+        assert_eq!(verdict.next, Next::Postponed { due: now.plus(POSTPONEMENT) });
+    }
+
+    #[test]
+    fn a_failed_resend_leaves_the_schedule_alone() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let now = Timestamp::from_millis(0);
+        for outcome in [status(503), status(400), status(410), Outcome::Failed(Fault::Dns)] {
+            let verdict =
+                judge(&Policy::default(), Trigger::Manual, Progress::default(), &outcome, (now, now), &mut rng);
+            assert_eq!(verdict.next, Next::Nothing, "{outcome:?}");
+        }
+        let verdict =
+            judge(&Policy::default(), Trigger::Manual, Progress::default(), &status(204), (now, now), &mut rng);
+        assert_eq!(verdict.next, Next::Delivered);
+    }
+}

@@ -1,0 +1,328 @@
+//! What is kept, as plain records. They are neither wire structs nor rows; both sides translate.
+
+use bytes::Bytes;
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp,
+    policy::{Class, DeathReason, Delay, Next, Progress, Rule},
+};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+pub type Metadata = BTreeMap<String, String>;
+
+/// Counts the changes of a record, so that two editors do not undo one another unseen.
+pub type Version = i64;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Application {
+    pub key: AppKey,
+    pub version: Version,
+    pub uid: Option<String>,
+    pub name: String,
+    /// Requests per second over all endpoints.
+    pub rate_limit: Option<u32>,
+    pub metadata: Metadata,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Endpoint {
+    pub key: EndpointKey,
+    pub app: AppKey,
+    pub version: Version,
+    pub uid: Option<String>,
+    pub url: String,
+    pub description: String,
+    pub disabled: bool,
+    /// `None`: every event type.
+    pub event_types: Option<Vec<String>>,
+    /// `None`: messages on any channel and on none.
+    pub channels: Option<Vec<String>>,
+    pub metadata: Metadata,
+    /// Requests per second.
+    pub rate_limit: Option<u32>,
+    /// Signing secrets and custom headers, encrypted by the caller. The store never sees inside.
+    pub sealed: Vec<u8>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventType {
+    pub name: String,
+    pub version: Version,
+    pub description: String,
+    pub archived: bool,
+    pub deprecated: bool,
+    pub feature_flags: Option<Vec<String>>,
+    pub group_name: Option<String>,
+    /// A JSON object, as text.
+    pub schemas: Option<String>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+/// An application or an endpoint, by key or by the name its owner gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum By<K> {
+    Key(K),
+    Uid(String),
+}
+
+/// A message as it is handed in.
+#[derive(Clone, Debug)]
+pub struct NewMessage {
+    pub app: AppKey,
+    pub at: Timestamp,
+    pub content: Content,
+    /// The payload is forgotten then; the record of the message stays.
+    pub payload_expires_at: Option<Timestamp>,
+    /// Every endpoint that wants it, disabled ones too: those wait.
+    pub owed: Vec<EndpointKey>,
+    pub idempotency: Option<Idempotency>,
+}
+
+/// What a message says, apart from when and for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    pub event_type: String,
+    pub event_id: Option<String>,
+    pub channels: Vec<String>,
+    pub tags: Vec<String>,
+    /// `None`: `application/json`.
+    pub content_type: Option<String>,
+    /// The bytes as they came, and as they will be sent.
+    pub payload: Bytes,
+}
+
+/// Remembers a request, so that its repetition is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Idempotency {
+    /// Hash of credential, key and URI.
+    pub key: [u8; 16],
+    /// Hash of the body.
+    pub request: [u8; 16],
+    /// The caller chose the key itself: another body under it is a mistake, not a repetition.
+    pub chosen: bool,
+}
+
+/// A write other than a message, together with the answer that its repetition shall get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remember {
+    pub idempotency: Idempotency,
+    pub answer: Answer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    Now(MessageKey),
+    /// The same request was accepted before, under this key.
+    Before(MessageKey),
+}
+
+/// What a sender needs of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Letter {
+    pub message: MessageKey,
+    pub app: AppKey,
+    pub event_type: String,
+    pub content_type: Option<String>,
+    /// `None`: expired or expunged before it could be sent.
+    pub payload: Option<Bytes>,
+    pub accepted_at: Timestamp,
+}
+
+/// A message that was just committed, and the lanes that it goes to.
+#[derive(Clone, Debug)]
+pub struct Handoff {
+    pub letter: Arc<Letter>,
+    pub owed: Vec<EndpointKey>,
+}
+
+/// A delivery that waits in the store.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub id: DeliveryId,
+    pub cycle: u32,
+    pub progress: Progress,
+    pub due: Timestamp,
+    pub letter: Arc<Letter>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// In the order in which they fell due.
+    pub deliveries: Vec<Waiting>,
+    /// When the earliest of those not yet due will be.
+    pub next_due: Option<Timestamp>,
+}
+
+/// A lane as it is found at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneFound {
+    pub endpoint: EndpointKey,
+    pub next_due: Timestamp,
+}
+
+/// What became of a delivery: written in one commit.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    pub id: DeliveryId,
+    /// It came by hand-off and has no row of its own yet.
+    pub handed: bool,
+    pub cycle: u32,
+    /// Progress including this attempt.
+    pub progress: Progress,
+    pub at: Timestamp,
+    /// `None` if it ended without a try: expired while it waited, or its endpoint is gone.
+    pub attempt: Option<AttemptRecord>,
+    pub next: Next,
+    /// The endpoint said that it is no more.
+    pub disable_endpoint: bool,
+}
+
+/// One request and what we made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptRecord {
+    pub started_at: Timestamp,
+    pub duration: Duration,
+    pub url: String,
+    /// `None` if no answer came.
+    pub status: Option<u16>,
+    /// The body of the answer, or the error in words.
+    pub response: Bytes,
+    pub class: Class,
+    pub rule: Rule,
+}
+
+/// An attempt as it is read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub key: AttemptKey,
+    pub id: DeliveryId,
+    pub cycle: u32,
+    /// Counts from 1 within the cycle.
+    pub number: u32,
+    pub record: AttemptRecord,
+    /// The content was removed on request.
+    pub expunged: bool,
+    /// When the next try was set for, and why then.
+    pub next: Option<(Timestamp, Delay)>,
+    pub death: Option<DeathReason>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub key: MessageKey,
+    pub app: AppKey,
+    pub accepted_at: Timestamp,
+    /// Its payload is empty where `payload_gone` is set.
+    pub content: Content,
+    pub payload_gone: bool,
+    pub owed: Vec<EndpointKey>,
+}
+
+/// How one message fares with one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryState {
+    /// Not tried yet.
+    Pending {
+        due: Option<Timestamp>,
+    },
+    /// Tried, and to be tried again.
+    Sending {
+        due: Timestamp,
+    },
+    Delivered,
+    Dead {
+        at: Timestamp,
+        reason: DeathReason,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub success: u64,
+    pub pending: u64,
+    pub sending: u64,
+    pub fail: u64,
+    pub canceled: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskKey(pub i64);
+
+/// A long piece of work that survives a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub key: TaskKey,
+    pub endpoint: EndpointKey,
+    pub since: Timestamp,
+    pub until: Timestamp,
+    /// Deliveries put back on their way so far.
+    pub recovered: u64,
+    pub status: TaskStatus,
+    pub updated_at: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskStatus {
+    Running,
+    Finished,
+}
+
+/// Which part of a list to show. Lists are cut at keys, so that a page stays the same page while rows are added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<K> {
+    pub from: Option<Cut<K>>,
+    pub order: Order,
+    pub limit: usize,
+}
+
+/// Where a page begins: just past a key, seen in the list's order, or just before it (paging back).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cut<K> {
+    Past(K),
+    Before(K),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Ascending,
+    Descending,
+}
+
+/// Which messages to list. An empty filter lets all through.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MessageFilter {
+    pub event_types: Vec<String>,
+    pub channel: Option<String>,
+    pub tag: Option<String>,
+    /// Inclusive.
+    pub after: Option<Timestamp>,
+    /// Exclusive.
+    pub before: Option<Timestamp>,
+}
+
+/// Which attempts to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttemptFilter {
+    pub message: MessageFilter,
+    pub endpoint: Option<EndpointKey>,
+    pub succeeded: Option<bool>,
+    /// The hundreds of the answer's status: 2 for 2xx; 0 for no answer.
+    pub status_class: Option<u16>,
+}
+
+/// Whose attempts to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptsOf {
+    Message(MessageKey),
+    Endpoint(AppKey, EndpointKey),
+}

@@ -1,0 +1,215 @@
+//! The one door to what is stored.
+
+use crate::records::*;
+use async_trait::async_trait;
+use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use tokio::sync::mpsc;
+
+/// What Postrider asks of a store. All of it returns only after the change is durable.
+///
+/// Nothing here takes a transaction: each verb is one, shared with whoever else is waiting.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    // The way of a message.
+
+    /// Stores a message with everything it owes. After `Ok` it survives whatever dies.
+    async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError>;
+
+    /// Every message committed by this store object, in the order of commit. To be taken once, by the
+    /// dispatcher. It does not hang on the caller of `accept`, who may have gone away by then.
+    fn handoffs(&self) -> mpsc::UnboundedReceiver<Vec<Handoff>>;
+
+    /// Gives handed-off deliveries rows of their own, so that they need not be kept in memory.
+    async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError>;
+
+    /// The deliveries of one lane that are due by `now`.
+    async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError>;
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Result<(), StoreError>;
+
+    /// Every lane that has something waiting.
+    async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError>;
+
+    /// Puts one message on its way to one endpoint once more, now.
+    async fn resend(
+        &self,
+        message: MessageKey,
+        endpoint: EndpointKey,
+        at: Timestamp,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError>;
+
+    // Settings.
+
+    /// A new key, greater than every key before it.
+    fn mint(&self, at: Timestamp) -> i64;
+
+    async fn put_application(
+        &self,
+        application: Application,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError>;
+    async fn application(&self, by: By<AppKey>) -> Result<Option<Application>, StoreError>;
+    async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError>;
+    /// Deletes an application with its endpoints. False if there was none.
+    async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError>;
+
+    async fn put_endpoint(
+        &self,
+        endpoint: Endpoint,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError>;
+    async fn endpoint(&self, app: AppKey, by: By<EndpointKey>) -> Result<Option<Endpoint>, StoreError>;
+    async fn endpoints(&self, app: AppKey, page: Page<EndpointKey>) -> Result<Vec<Endpoint>, StoreError>;
+    /// One endpoint, whosever it is: for the dispatcher, which knows lanes and not applications.
+    async fn endpoint_of_lane(&self, endpoint: EndpointKey) -> Result<Option<Endpoint>, StoreError>;
+    /// What still waits for it becomes dead letters, a piece at a time: see `bury`.
+    async fn delete_endpoint(&self, app: AppKey, endpoint: EndpointKey, at: Timestamp) -> Result<bool, StoreError>;
+    /// Moves some deliveries of deleted endpoints to the dead letters. True while there is more to do.
+    async fn bury(&self, at: Timestamp) -> Result<bool, StoreError>;
+
+    async fn put_event_type(
+        &self,
+        event_type: EventType,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError>;
+    async fn event_type(&self, name: &str) -> Result<Option<EventType>, StoreError>;
+    async fn event_types(&self, page: Page<String>, archived: Archived) -> Result<Vec<EventType>, StoreError>;
+    async fn delete_event_type(&self, name: &str) -> Result<bool, StoreError>;
+
+    /// Small facts about the deployment itself.
+    async fn note(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
+    async fn put_note(&self, name: &str, value: Vec<u8>) -> Result<(), StoreError>;
+
+    /// Keeps an answer that no other verb stores along with its change.
+    async fn remember(&self, remember: Remember, at: Timestamp) -> Result<(), PutError>;
+
+    // Looking back.
+
+    async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError>;
+    async fn messages(
+        &self,
+        app: AppKey,
+        filter: MessageFilter,
+        page: Page<MessageKey>,
+    ) -> Result<Vec<Message>, StoreError>;
+    async fn attempts(
+        &self,
+        of: AttemptsOf,
+        filter: AttemptFilter,
+        page: Page<AttemptKey>,
+    ) -> Result<Vec<Attempt>, StoreError>;
+    async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError>;
+    /// How a message fares with each endpoint it is owed to, in the order of the endpoints' keys.
+    async fn deliveries(&self, message: MessageKey) -> Result<Vec<(EndpointKey, DeliveryState)>, StoreError>;
+    /// The messages owed to one endpoint, newest first.
+    async fn messages_of_endpoint(
+        &self,
+        app: AppKey,
+        endpoint: EndpointKey,
+        filter: MessageFilter,
+        states: Vec<StateKind>,
+        page: Page<MessageKey>,
+    ) -> Result<Vec<(Message, DeliveryState)>, StoreError>;
+    /// Counts deliveries by the time their message was accepted.
+    async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError>;
+
+    /// Removes the payload for good. False if there is no such message.
+    async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError>;
+    /// Removes the kept response for good. False if there is no such attempt.
+    async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError>;
+
+    // Work in the background.
+
+    async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError>;
+    /// Does a bounded piece of a task and tells how it stands now.
+    async fn advance_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError>;
+    async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError>;
+    async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError>;
+    /// Forgets some of what is past its time. True while there is more to do.
+    async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError>;
+
+    async fn counts(&self) -> Result<Counts, StoreError>;
+    /// Finishes what is queued and closes. Nothing may be asked of the store afterwards.
+    async fn close(&self);
+}
+
+/// What a put expects to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    Absent,
+    /// The record as it was read; what is put carries the next version.
+    Version(Version),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Archived {
+    Hide,
+    Show,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateKind {
+    Pending,
+    Sending,
+    Delivered,
+    Dead,
+}
+
+/// How long finished things are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    pub history: std::time::Duration,
+    pub idempotency: std::time::Duration,
+}
+
+/// What the metrics show of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub waiting: u64,
+    pub dead: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    #[error("the application already has a message with this event id")]
+    EventIdTaken,
+    #[error("the idempotency key was used before with another request")]
+    KeyReused,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// A uid or a name that must be unique is in use.
+    #[error("the name is taken")]
+    Taken,
+    /// Someone else changed or removed the record in between.
+    #[error("the record has changed meanwhile")]
+    Changed,
+    #[error("the idempotency key was used before with another request")]
+    KeyReused,
+    /// The same request was carried out before; this was its answer.
+    #[error("the request was carried out before")]
+    Repeated(Answer),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// More is queued than may be. Nothing was stored; try again shortly.
+    #[error("the store is busy")]
+    Busy,
+    /// The disk is full, or the database is out of room.
+    #[error("there is no room left to store anything")]
+    Full,
+    #[error("the store could not carry this out: {0}")]
+    Database(String),
+    #[error("the store is closed")]
+    Closed,
+}
