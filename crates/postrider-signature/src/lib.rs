@@ -5,5 +5,7 @@
 //! an argument, in unix seconds.
 
 mod secret;
+mod sign;
 
 pub use secret::{Secret, SecretError};
+pub use sign::{SigningKey, sign};
