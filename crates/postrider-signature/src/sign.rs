@@ -39,7 +39,7 @@ impl SigningKey {
         Self(Hmac::new_from_slice(secret.as_bytes()).expect("HMAC takes a key of any length"))
     }
 
-    fn tag(&self, id: &str, timestamp: impl fmt::Display, body: &[u8]) -> Tag {
+    pub(crate) fn tag(&self, id: &str, timestamp: impl fmt::Display, body: &[u8]) -> Tag {
         let mut mac = self.0.clone();
         mac.update(id.as_bytes());
         write!(Signing(&mut mac), ".{timestamp}.").expect("hashing does not fail");
@@ -64,8 +64,8 @@ impl Write for Signing<'_> {
     }
 }
 
-type Tag = [u8; 32];
-const VERSION: &str = "v1";
+pub(crate) type Tag = [u8; 32];
+pub(crate) const VERSION: &str = "v1";
 /// `v1,`, 32 bytes in base64, and the space before the next one.
 const SIGNATURE_LEN: usize = 3 + 44 + 1;
 
