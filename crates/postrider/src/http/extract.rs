@@ -175,6 +175,18 @@ impl<T> Patch<T> {
         }
     }
 
+    /// A field that has an old and a new name. Both may be given if they agree.
+    pub fn either(new: (&str, Self), old: (&str, Self)) -> Result<Self, Error>
+    where
+        T: PartialEq,
+    {
+        match (new.1, old.1) {
+            (value, Self::Keep) | (Self::Keep, value) => Ok(value),
+            (one, other) if one == other => Ok(one),
+            _ => Err(Error::invalid([new.0], format!("differs from `{}`, which is another name of it", old.0))),
+        }
+    }
+
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Patch<U> {
         match self {
             Self::Keep => Patch::Keep,

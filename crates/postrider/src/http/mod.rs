@@ -4,10 +4,12 @@
 //! of the store, and write the answer; whoever needs to know of the change hears of it before the answer
 //! goes out.
 
+pub mod applications;
 pub mod attempts;
 pub mod auth;
 pub mod error;
 pub mod extract;
+pub mod fields;
 pub mod health;
 pub mod idempotency;
 pub mod messages;
@@ -85,7 +87,11 @@ pub fn router(api: Arc<Api>) -> Router {
 
 /// The routes of the API, each with its description for the OpenAPI document.
 fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().merge(health::routes()).merge(messages::routes()).merge(attempts::routes())
+    OpenApiRouter::new()
+        .merge(applications::routes())
+        .merge(health::routes())
+        .merge(messages::routes())
+        .merge(attempts::routes())
 }
 
 async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {
