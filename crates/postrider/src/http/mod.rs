@@ -7,7 +7,11 @@
 pub mod applications;
 pub mod attempts;
 pub mod auth;
+pub mod endpoint_headers;
+pub mod endpoint_secrets;
+pub mod endpoints;
 pub mod error;
+pub mod event_types;
 pub mod extract;
 pub mod fields;
 pub mod health;
@@ -15,7 +19,11 @@ pub mod idempotency;
 pub mod messages;
 pub mod openapi;
 pub mod page;
+pub mod portal;
+pub mod recover;
+pub mod send_example;
 pub mod server;
+pub mod stats;
 pub mod time;
 
 use crate::{
@@ -74,6 +82,7 @@ pub fn router(api: Arc<Api>) -> Router {
     let (routes, document) = routes().split_for_parts();
     let routes = routes
         .merge(openapi::routes(document))
+        .merge(portal::pages())
         .method_not_allowed_fallback(|| async { Error::MethodNotAllowed })
         .fallback(|| async { Error::NotFound })
         .with_state(api);
@@ -89,9 +98,17 @@ pub fn router(api: Arc<Api>) -> Router {
 fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .merge(applications::routes())
+        .merge(attempts::routes())
+        .merge(endpoint_headers::routes())
+        .merge(endpoint_secrets::routes())
+        .merge(endpoints::routes())
+        .merge(event_types::routes())
         .merge(health::routes())
         .merge(messages::routes())
-        .merge(attempts::routes())
+        .merge(portal::routes())
+        .merge(recover::routes())
+        .merge(send_example::routes())
+        .merge(stats::routes())
 }
 
 async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {
