@@ -181,7 +181,8 @@ fn from_certificate(error: &CertificateError) -> (TlsFault, String) {
             TlsFault::WrongHost,
             "the endpoint's certificate is for another host",
         ),
-        CertificateError::UnknownIssuer => (
+        // A bad signature is an authority that bears a known name and has another key.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => (
             TlsFault::UnknownIssuer,
             "the endpoint's certificate comes from an authority we do not know",
         ),

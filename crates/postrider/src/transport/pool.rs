@@ -20,6 +20,7 @@ use postrider_engine::Fault;
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -462,16 +463,14 @@ fn is_refused_unseen(error: &hyper::Error) -> bool {
     if error.is_canceled() || error.is_closed() {
         return true;
     }
-    match error
-        .source()
-        .and_then(|source| source.downcast_ref::<h2::Error>())
-    {
+    let Some(source) = error.source() else {
+        return false;
+    };
+    match source.downcast_ref::<h2::Error>() {
         Some(h2) => {
-            h2.is_io()
-                || (h2.is_go_away() && h2.is_remote())
-                || h2.reason() == Some(h2::Reason::REFUSED_STREAM)
+            (h2.is_go_away() && h2.is_remote()) || h2.reason() == Some(h2::Reason::REFUSED_STREAM)
         }
-        None => false,
+        None => source.is::<io::Error>(),
     }
 }
 
