@@ -6,8 +6,13 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod directory;
 pub mod dispatch;
 pub mod http;
+pub mod ids;
 pub mod ingest;
+pub mod tasks;
 pub mod telemetry;
+pub mod tokens;
 pub mod transport;
+pub mod vault;
