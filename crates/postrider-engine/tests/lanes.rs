@@ -21,8 +21,16 @@ const CAP: usize = 3;
 /// Work that was begun and whose end the dispatcher has not heard of.
 enum Pending {
     Request(Parcel<()>),
-    Settlement { parcel: Parcel<()>, due: Option<Timestamp> },
-    Load { endpoint: EndpointKey, rows: Vec<(Timestamp, DeliveryId)>, more: bool, next_due: Option<Timestamp> },
+    Settlement {
+        parcel: Parcel<()>,
+        due: Option<Timestamp>,
+    },
+    Load {
+        endpoint: EndpointKey,
+        rows: Vec<(Timestamp, DeliveryId)>,
+        more: bool,
+        next_due: Option<Timestamp>,
+    },
     /// The rows are there from the moment it ends.
     Spill(Vec<DeliveryId>),
 }
@@ -47,7 +55,10 @@ impl World {
         let settings = (1..=lanes)
             .map(|lane| {
                 let rate = (lane % 3 == 0).then_some(50);
-                (EndpointKey::new(lane), LaneSettings { app: AppKey::new(1), in_flight_max: CAP, rate, parked: false })
+                (
+                    EndpointKey::new(lane),
+                    LaneSettings { app: AppKey::new(1), app_rate: None, in_flight_max: CAP, rate, parked: false },
+                )
             })
             .collect();
         Self {

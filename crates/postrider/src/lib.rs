@@ -13,6 +13,5 @@ pub mod ids;
 pub mod ingest;
 pub mod tasks;
 pub mod telemetry;
-pub mod tokens;
 pub mod transport;
 pub mod vault;

@@ -4,8 +4,7 @@
 use bytes::Bytes;
 use http::HeaderMap;
 use postrider::transport::{
-    AddressGuard, BODY_KEPT_MAX, ConnectionUse, EndpointUrl, Exchange, Request, Transport,
-    TransportConfig, UrlRules,
+    AddressGuard, BODY_KEPT_MAX, ConnectionUse, EndpointUrl, Exchange, Request, Transport, TransportConfig, UrlRules,
 };
 use postrider_engine::outcome::Timeouts;
 use postrider_engine::{Fault, Outcome, TimeoutPhase};
@@ -185,10 +184,7 @@ async fn a_connection_of_doubtful_state_is_not_used_again() {
         let receiver = receiver(answer.to_owned(), Hold).await;
         for _ in 0..2 {
             let exchange = post(&transport, receiver).await;
-            assert!(
-                matches!(seen(&exchange), Seen::Status(_)),
-                "{answer:?}: {exchange:?}"
-            );
+            assert!(matches!(seen(&exchange), Seen::Status(_)), "{answer:?}: {exchange:?}");
             assert_eq!(exchange.connection, ConnectionUse::Fresh, "{answer:?}");
         }
     }
@@ -201,9 +197,7 @@ async fn what_steers_us_is_handed_on() {
     let exchange = post(&transport(), receiver(answer.to_owned(), Hold).await).await;
     assert_eq!(exchange.headers["webhook-delivery"], "disable");
     assert_eq!(exchange.body, "busy");
-    let Outcome::Answered(answer) = exchange.outcome else {
-        panic!("{:?}", exchange.outcome)
-    };
+    let Outcome::Answered(answer) = exchange.outcome else { panic!("{:?}", exchange.outcome) };
     assert_eq!(answer.retry_after, [b"120".to_vec(), b"240".to_vec()]);
     assert_eq!(answer.location, None);
 }
@@ -239,11 +233,7 @@ fn transport() -> Transport {
 }
 
 fn url(receiver: SocketAddr) -> EndpointUrl {
-    let rules = UrlRules {
-        https_only: false,
-        guard: &guard(),
-        ports_opened: &[],
-    };
+    let rules = UrlRules { https_only: false, guard: &guard(), ports_opened: &[] };
     EndpointUrl::parse(&format!("http://{receiver}/hooks"), &rules).unwrap()
 }
 
@@ -303,7 +293,5 @@ async fn play(mut stream: TcpStream, answer: String, then: Then) -> std::io::Res
 }
 
 fn reset(stream: &TcpStream) {
-    socket2::SockRef::from(stream)
-        .set_linger(Some(Duration::ZERO))
-        .unwrap();
+    socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
 }

@@ -7,8 +7,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use postrider::transport::{
-    AddressGuard, ConnectionUse, EndpointUrl, Exchange, NameServers, Request, Transport,
-    TransportConfig, UrlRules,
+    AddressGuard, ConnectionUse, EndpointUrl, Exchange, NameServers, Request, Transport, TransportConfig, UrlRules,
 };
 use postrider_engine::outcome::Timeouts;
 use postrider_engine::{Fault, Outcome, TimeoutPhase, TlsFault};
@@ -32,11 +31,7 @@ async fn a_connection_is_kept_and_used_again() {
     for nth in 0..10 {
         let exchange = post(&transport, &receiver.url("http", "127.0.0.1")).await;
         assert_eq!(status(&exchange), Some(200), "{exchange:?}");
-        let expected = if nth == 0 {
-            ConnectionUse::Fresh
-        } else {
-            ConnectionUse::Reused
-        };
+        let expected = if nth == 0 { ConnectionUse::Fresh } else { ConnectionUse::Reused };
         assert_eq!(exchange.connection, expected);
         assert_eq!(exchange.body, "ok");
     }
@@ -53,13 +48,7 @@ async fn requests_at_once_have_a_connection_each_and_leave_them_behind() {
             let (transport, url) = (transport.clone(), receiver.url("http", "127.0.0.1"));
             posts.spawn(async move { status(&post(&transport, &url).await) });
         }
-        assert!(
-            posts
-                .join_all()
-                .await
-                .iter()
-                .all(|status| *status == Some(200))
-        );
+        assert!(posts.join_all().await.iter().all(|status| *status == Some(200)));
     }
     assert!(receiver.connections() <= 8, "{}", receiver.connections());
 }
@@ -148,33 +137,15 @@ async fn the_framing_is_ours() {
     }
     let url = receiver.url("http", "localhost");
     let exchange = transport(LOOPBACK)
-        .post(Request {
-            url: &url,
-            headers,
-            body: Bytes::from_static(BODY),
-            timeouts: TIMEOUTS,
-        })
+        .post(Request { url: &url, headers, body: Bytes::from_static(BODY), timeouts: TIMEOUTS })
         .await;
     assert_eq!(status(&exchange), Some(200), "{exchange:?}");
-    let (head, _) = hears
-        .recv()
-        .await
-        .unwrap()
-        .split_once("\r\n\r\n")
-        .map(|(a, b)| (a.to_owned(), b.to_owned()))
-        .unwrap();
+    let (head, _) =
+        hears.recv().await.unwrap().split_once("\r\n\r\n").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let mut lines: Vec<&str> = head.lines().collect();
     lines.sort_unstable();
     let host = format!("host: localhost:{}", receiver.address.port());
-    assert_eq!(
-        lines,
-        [
-            "POST /hooks?a=b HTTP/1.1",
-            "content-length: 12",
-            host.as_str(),
-            "webhook-id: msg_1"
-        ]
-    );
+    assert_eq!(lines, ["POST /hooks?a=b HTTP/1.1", "content-length: 12", host.as_str(), "webhook-id: msg_1"]);
 }
 
 #[tokio::test]
@@ -241,23 +212,11 @@ async fn a_tls_failure_says_which() {
         (authority.sign(expired), TlsFault::Expired),
         (authority.sign(future), TlsFault::NotYetValid),
         (Identity::self_signed(self_signed), TlsFault::UnknownIssuer),
-        (
-            Identity::self_signed(Authority::params("localhost")),
-            TlsFault::UnknownIssuer,
-        ),
+        (Identity::self_signed(Authority::params("localhost")), TlsFault::UnknownIssuer),
     ] {
         let receiver = Receiver::tls(identity, &[b"http/1.1"]).await;
-        let exchange = post(
-            &transport_trusting(&authority),
-            &receiver.url("https", "localhost"),
-        )
-        .await;
-        assert_eq!(
-            exchange.outcome,
-            Outcome::Failed(Fault::Tls(expected)),
-            "{:?}",
-            exchange.detail
-        );
+        let exchange = post(&transport_trusting(&authority), &receiver.url("https", "localhost")).await;
+        assert_eq!(exchange.outcome, Outcome::Failed(Fault::Tls(expected)), "{:?}", exchange.detail);
     }
 }
 
@@ -272,10 +231,7 @@ async fn plain_http_on_a_tls_port_is_a_handshake_fault() {
     })
     .await;
     let exchange = post(&transport(LOOPBACK), &receiver.url("https", "localhost")).await;
-    assert_eq!(
-        exchange.outcome,
-        Outcome::Failed(Fault::Tls(TlsFault::Handshake))
-    );
+    assert_eq!(exchange.outcome, Outcome::Failed(Fault::Tls(TlsFault::Handshake)));
     assert!(exchange.detail.unwrap().contains("plain HTTP"));
 }
 
@@ -292,16 +248,10 @@ async fn a_handshake_that_stalls_ends_at_the_connect_timeout() {
             url: &url,
             headers: HeaderMap::new(),
             body: Bytes::new(),
-            timeouts: Timeouts {
-                connect: Duration::from_millis(100),
-                ..TIMEOUTS
-            },
+            timeouts: Timeouts { connect: Duration::from_millis(100), ..TIMEOUTS },
         })
         .await;
-    assert_eq!(
-        exchange.outcome,
-        Outcome::Failed(Fault::Timeout(TimeoutPhase::Connect))
-    );
+    assert_eq!(exchange.outcome, Outcome::Failed(Fault::Timeout(TimeoutPhase::Connect)));
     assert!(exchange.duration < Duration::from_secs(1));
 }
 
@@ -322,11 +272,7 @@ async fn a_forbidden_address_is_never_connected() {
     // Allowed when the endpoint was made, no longer when it is called.
     for host in ["127.0.0.1", "localhost", "a.localhost"] {
         let exchange = post(&transport(&[]), &receiver.url("http", host)).await;
-        assert_eq!(
-            exchange.outcome,
-            Outcome::Failed(Fault::Forbidden),
-            "{host}"
-        );
+        assert_eq!(exchange.outcome, Outcome::Failed(Fault::Forbidden), "{host}");
         assert!(!exchange.detail.unwrap().contains("127"));
     }
     tokio::task::yield_now().await;
@@ -361,10 +307,7 @@ async fn every_address_of_a_name_is_vetted() {
         ("private.example.com", Err(Fault::Forbidden)),
         ("none.example.com", Err(Fault::Dns)),
         ("broken.example.com", Err(Fault::Dns)),
-        (
-            "silent.example.com",
-            Err(Fault::Timeout(TimeoutPhase::Connect)),
-        ),
+        ("silent.example.com", Err(Fault::Timeout(TimeoutPhase::Connect))),
     ] {
         let exchange = post(&transport, &receiver.url("http", host)).await;
         let seen = match exchange.outcome {
@@ -378,21 +321,15 @@ async fn every_address_of_a_name_is_vetted() {
 
 #[test]
 fn an_unreadable_authority_is_an_error_at_the_start() {
-    for pem in [
-        "",
-        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-    ] {
+    for pem in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         let mut config = TransportConfig::new(guard(&[]));
         config.extra_ca_pem = Some(pem.into());
         assert!(Transport::new(config).is_err(), "{pem:?}");
     }
 }
 
-const TIMEOUTS: Timeouts = Timeouts {
-    connect: Duration::from_secs(2),
-    first_byte: Duration::from_secs(3),
-    total: Duration::from_secs(3),
-};
+const TIMEOUTS: Timeouts =
+    Timeouts { connect: Duration::from_secs(2), first_byte: Duration::from_secs(3), total: Duration::from_secs(3) };
 
 const BODY: &[u8] = b"{\"end\":true}";
 
@@ -413,23 +350,12 @@ fn transport_trusting(authority: &Authority) -> Transport {
 }
 
 fn parse(text: &str, allow: &[&str]) -> EndpointUrl {
-    let rules = UrlRules {
-        https_only: false,
-        guard: &guard(allow),
-        ports_opened: &[],
-    };
+    let rules = UrlRules { https_only: false, guard: &guard(allow), ports_opened: &[] };
     EndpointUrl::parse(text, &rules).unwrap()
 }
 
 async fn post(transport: &Transport, url: &EndpointUrl) -> Exchange {
-    transport
-        .post(Request {
-            url,
-            headers: HeaderMap::new(),
-            body: Bytes::from_static(BODY),
-            timeouts: TIMEOUTS,
-        })
-        .await
+    transport.post(Request { url, headers: HeaderMap::new(), body: Bytes::from_static(BODY), timeouts: TIMEOUTS }).await
 }
 
 fn status(exchange: &Exchange) -> Option<u16> {
@@ -545,9 +471,7 @@ impl Receiver {
     }
 }
 
-async fn say_how_called(
-    request: http::Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn say_how_called(request: http::Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let host = match request.version() {
         Version::HTTP_2 => request.uri().host().unwrap_or("").to_owned(),
         _ => {
@@ -556,10 +480,7 @@ async fn say_how_called(
         }
     };
     let said = format!("{:?} {host}", request.version());
-    assert_eq!(
-        request.into_body().collect().await.unwrap().to_bytes(),
-        BODY
-    );
+    assert_eq!(request.into_body().collect().await.unwrap().to_bytes(), BODY);
     Ok(Response::new(Full::new(Bytes::from(said))))
 }
 
@@ -577,9 +498,7 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        Self {
-            issuer: CertifiedIssuer::self_signed(params, key).unwrap(),
-        }
+        Self { issuer: CertifiedIssuer::self_signed(params, key).unwrap() }
     }
 
     fn params(host: &str) -> CertificateParams {
@@ -640,18 +559,7 @@ fn name_server_answer(query: &[u8]) -> Option<Vec<u8>> {
     };
     let addresses = if is_ipv4 { addresses } else { &[] };
     let mut answer = query[..2].to_vec();
-    answer.extend([
-        0x81,
-        0x80 | code,
-        0,
-        1,
-        0,
-        addresses.len() as u8,
-        0,
-        0,
-        0,
-        0,
-    ]);
+    answer.extend([0x81, 0x80 | code, 0, 1, 0, addresses.len() as u8, 0, 0, 0, 0]);
     answer.extend(&query[12..name_end + 4]);
     for address in addresses {
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);

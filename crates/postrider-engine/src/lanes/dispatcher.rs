@@ -48,7 +48,10 @@ const MEMORY_RECHECK: Duration = Duration::from_millis(50);
 pub enum Command<C> {
     Send(Parcel<C>),
     /// Read what is due in this lane; answer with `loaded` or `load_failed`.
-    Load { endpoint: EndpointKey, limit: usize },
+    Load {
+        endpoint: EndpointKey,
+        limit: usize,
+    },
     /// Write rows for these; answer with `spilled`.
     Spill(Vec<DeliveryId>),
 }
@@ -87,16 +90,24 @@ impl<C> Dispatcher<C> {
 
     /// Opens a lane, or changes how an open one works.
     pub fn set_lane(&mut self, endpoint: EndpointKey, settings: LaneSettings, now: Timestamp) {
-        match self.lanes.get_mut(&endpoint) {
-            Some(lane) => lane.change(settings),
-            None => {
-                self.lanes.insert(endpoint, Lane::new(settings));
-            }
-        }
+        self.open(endpoint, settings).change(settings);
+        self.set_app_rate(settings.app, settings.app_rate);
         self.review(endpoint, now);
     }
 
-    pub fn set_app_rate(&mut self, app: AppKey, rate: Option<u32>) {
+    /// The lanes of one application that are open.
+    pub fn lanes_of(&self, app: AppKey) -> Vec<EndpointKey> {
+        self.lanes.iter().filter(|(_, lane)| lane.settings.app == app).map(|(endpoint, _)| *endpoint).collect()
+    }
+
+    fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
+        if !self.lanes.contains_key(&endpoint) {
+            self.set_app_rate(settings.app, settings.app_rate);
+        }
+        self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
+    }
+
+    fn set_app_rate(&mut self, app: AppKey, rate: Option<u32>) {
         let bucket = match self.apps.get(&app) {
             Some(bucket) => bucket.with_rate(rate),
             None => Bucket::new(rate),
@@ -111,22 +122,23 @@ impl<C> Dispatcher<C> {
     /// `settings` are for a lane that is not open yet.
     pub fn hand_over(&mut self, parcel: Parcel<C>, settings: LaneSettings, now: Timestamp) {
         let endpoint = parcel.id.endpoint;
-        let lane = self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings));
-        let no_room = lane.ready.len() >= self.limits.window || self.bytes + parcel.weight > self.limits.bytes;
+        let (limits, bytes) = (self.limits, self.bytes + parcel.weight);
+        let lane = self.open(endpoint, settings);
+        let no_room = lane.ready.len() >= limits.window || bytes > limits.bytes;
         if lane.settings.parked || no_room || lane.has_backlog(now) {
             lane.stored.spilling += 1;
             self.spills.push(parcel.id);
             return;
         }
-        self.bytes += parcel.weight;
         lane.held.insert(parcel.id);
         lane.ready.push_back(parcel);
+        self.bytes = bytes;
         self.review(endpoint, now);
     }
 
     /// A row of this lane, written by someone else, falls due at `due`.
     pub fn expect(&mut self, endpoint: EndpointKey, settings: LaneSettings, due: Timestamp, now: Timestamp) {
-        self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings)).stored.expect(due);
+        self.open(endpoint, settings).stored.expect(due);
         self.review(endpoint, now);
     }
 
@@ -269,9 +281,8 @@ impl<C> Dispatcher<C> {
             self.turns.push_back(endpoint);
         }
         // Half a window is kept, so that a lane does not run dry while it is loaded.
-        let wants_more = !lane.settings.parked
-            && lane.stored.loading.is_none()
-            && lane.ready.len() < self.limits.window / 2;
+        let wants_more =
+            !lane.settings.parked && lane.stored.loading.is_none() && lane.ready.len() < self.limits.window / 2;
         let memory_is_full = self.bytes >= self.limits.bytes / 2;
         let timer = match lane.stored.next_due {
             Some(due) if wants_more && memory_is_full => Some(due.max(now.plus(MEMORY_RECHECK))),

@@ -29,6 +29,8 @@ pub struct Parcel<C> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
     pub app: AppKey,
+    /// Requests per second over all lanes of the application.
+    pub app_rate: Option<u32>,
     /// Requests at a time.
     pub in_flight_max: usize,
     /// Requests per second.
@@ -101,9 +103,7 @@ impl<C> Lane<C> {
 
     /// Something is waiting in the store already, and what comes now belongs behind it.
     pub fn has_backlog(&self, now: Timestamp) -> bool {
-        self.stored.spilling > 0
-            || self.stored.loading.is_some()
-            || self.stored.next_due.is_some_and(|due| due <= now)
+        self.stored.spilling > 0 || self.stored.loading.is_some() || self.stored.next_due.is_some_and(|due| due <= now)
     }
 
     pub fn has_free_slot(&self, unsettled_max: usize) -> bool {

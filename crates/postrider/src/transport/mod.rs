@@ -88,6 +88,23 @@ pub enum ConnectionUse {
     Renewed,
 }
 
+impl Exchange {
+    /// For a URL that may not be called any more: nothing was dialled, and nothing is told but that.
+    pub fn forbidden() -> Self {
+        let failure = Failure::forbidden();
+        Self {
+            outcome: Outcome::Failed(failure.fault),
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            body_cut: false,
+            body_broken: false,
+            detail: Some(failure.detail),
+            duration: Duration::ZERO,
+            connection: ConnectionUse::Fresh,
+        }
+    }
+}
+
 impl TransportConfig {
     pub fn new(guard: AddressGuard) -> Self {
         Self {
