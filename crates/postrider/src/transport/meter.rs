@@ -80,7 +80,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
         let bytes = buf.filled().len() - before;
-        Poll::Ready(this.meter.count(bytes as u64))
+        let counted = this.meter.count(bytes as u64);
+        if counted.is_err() {
+            // A read that fails has read nothing.
+            buf.set_filled(before);
+        }
+        Poll::Ready(counted)
     }
 }
 

@@ -498,3 +498,100 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 const RESTING_PER_DESTINATION_MAX: usize = 16;
 
 const RESTING_MAX: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+
+    struct Peer {
+        destination: Destination,
+        listener: TcpListener,
+    }
+
+    impl Peer {
+        async fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let destination = Destination {
+                key: format!("http://{address}").into(),
+                host: super::super::url::Host::Ip(address.ip()),
+                port: address.port(),
+                tls: None,
+            };
+            Self {
+                destination,
+                listener,
+            }
+        }
+
+        async fn connect(&self) -> (Line, TcpStream) {
+            let stream = TcpStream::connect(self.listener.local_addr().unwrap());
+            let (stream, accepted) = tokio::join!(stream, self.listener.accept());
+            let link = Link {
+                stream: Stream::Plain(stream.unwrap()),
+                protocol: Protocol::Http1,
+            };
+            let mut line = Line::open(link).await.unwrap();
+            line.settle().await;
+            (line, accepted.unwrap().0)
+        }
+    }
+
+    fn resting(pool: &Pool) -> usize {
+        let state = pool.lock();
+        let counted = state
+            .shelves
+            .values()
+            .map(|shelf| shelf.resting.len())
+            .sum();
+        assert_eq!(state.resting, counted);
+        counted
+    }
+
+    #[tokio::test]
+    async fn a_connection_rests_only_so_long() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let (line, _accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        let now = Instant::now();
+        pool.sweep(now + IDLE_MAX / 2);
+        assert_eq!(resting(&pool), 1);
+        assert!(pool.pick(&peer.destination, now + 2 * IDLE_MAX).is_none());
+        assert_eq!(resting(&pool), 0);
+
+        let (line, _accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        pool.sweep(Instant::now() + IDLE_MAX);
+        assert_eq!(resting(&pool), 0);
+        assert!(pool.lock().shelves.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_peer_closed_is_swept() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let (line, accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        drop(accepted);
+        // Loopback delivers at once; the runtime still has to look.
+        while resting(&pool) > 0 {
+            tokio::task::yield_now().await;
+            pool.sweep(Instant::now());
+        }
+        assert!(pool.take(&peer.destination).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn one_destination_keeps_only_so_many() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let mut held = Vec::new();
+        for _ in 0..RESTING_PER_DESTINATION_MAX + 3 {
+            let (line, accepted) = peer.connect().await;
+            pool.put_back(&peer.destination, line);
+            held.push(accepted);
+        }
+        assert_eq!(resting(&pool), RESTING_PER_DESTINATION_MAX);
+        pool.shed();
+        assert_eq!(resting(&pool), 0);
+    }
+}
