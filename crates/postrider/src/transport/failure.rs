@@ -213,3 +213,36 @@ fn is_local_shortage(error: &io::Error) -> bool {
 // The same numbers on Linux, macOS and the BSDs; std has no kind for them.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_system_is_somebodys_fault() {
+        for (error, expected) in [
+            (io::Error::from_raw_os_error(EMFILE), Fault::LocalResource),
+            (io::Error::from_raw_os_error(ENFILE), Fault::LocalResource),
+            (io::ErrorKind::OutOfMemory.into(), Fault::LocalResource),
+            (io::ErrorKind::ConnectionRefused.into(), Fault::Refused),
+            (io::ErrorKind::HostUnreachable.into(), Fault::Unreachable),
+            (io::ErrorKind::NetworkUnreachable.into(), Fault::Unreachable),
+            (io::ErrorKind::TimedOut.into(), Fault::Unreachable),
+            (io::ErrorKind::ConnectionReset.into(), Fault::Reset),
+            (io::ErrorKind::BrokenPipe.into(), Fault::Reset),
+            (io::ErrorKind::UnexpectedEof.into(), Fault::Reset),
+        ] {
+            assert_eq!(Failure::from_io(&error).fault, expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_tls_error_keeps_its_name_inside_an_io_error() {
+        let expired = rustls::Error::InvalidCertificate(CertificateError::Expired);
+        let error = io::Error::new(io::ErrorKind::InvalidData, expired);
+        assert_eq!(
+            Failure::from_io(&error).fault,
+            Fault::Tls(TlsFault::Expired)
+        );
+    }
+}

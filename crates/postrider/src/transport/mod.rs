@@ -54,7 +54,7 @@ pub enum TransportError {
     Resolver(String),
 }
 
-#[derive(Debug)]
+/// No `Debug`: it holds a payload and its signature.
 pub struct Request<'a> {
     pub url: &'a EndpointUrl,
     /// Host, length and everything else that frames a message is ours; what a caller sets of it is dropped.
