@@ -182,10 +182,8 @@ impl EndpointEntry {
     /// An endpoint with channels gets only messages on one of them.
     pub fn wants(&self, content: &Content) -> bool {
         let type_fits = self.event_types.as_ref().is_none_or(|wanted| wanted.contains(&content.event_type));
-        let channel_fits = self
-            .channels
-            .as_ref()
-            .is_none_or(|wanted| content.channels.iter().any(|channel| wanted.contains(channel)));
+        let channel_fits =
+            self.channels.as_ref().is_none_or(|wanted| content.channels.iter().any(|channel| wanted.contains(channel)));
         type_fits && channel_fits
     }
 

@@ -219,8 +219,16 @@ mod tests {
         let long = format!("{id}0");
         let huge = format!("msg_{}", "z".repeat(10_000));
         for text in [
-            "", "msg_", "app_", &id[4..], &id[..30], &long, &huge,
-            "msg_zzzzzzzzzzzzzzzzzzzzzzzzzzz", "msg_000000000000000000000000000", "msg_../../../../../../etc/passwd",
+            "",
+            "msg_",
+            "app_",
+            &id[4..],
+            &id[..30],
+            &long,
+            &huge,
+            "msg_zzzzzzzzzzzzzzzzzzzzzzzzzzz",
+            "msg_000000000000000000000000000",
+            "msg_../../../../../../etc/passwd",
             "msg_\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}0",
         ] {
             assert_eq!(ids.decode(Kind::Message, text), None, "{text:.40}");

@@ -182,6 +182,64 @@ async fn an_http2_connection_that_is_gone_is_replaced() {
     assert_eq!(receiver.connections(), 2);
 }
 
+/// A stream that was refused or never looked at is repeated; one that failed in the receiver's hands is not.
+#[tokio::test]
+async fn an_http2_stream_is_repeated_only_if_it_was_not_looked_at() {
+    for (reason, expected, connection) in [
+        (h2::Reason::REFUSED_STREAM, Some(200), ConnectionUse::Renewed),
+        (h2::Reason::INTERNAL_ERROR, None, ConnectionUse::Reused),
+    ] {
+        let authority = Authority::new();
+        let acceptor = acceptor(authority.leaf("localhost"), &[b"h2"]);
+        let receiver = Receiver::start(move |stream, _| {
+            let acceptor = acceptor.clone();
+            async move {
+                let tls = acceptor.accept(stream).await.unwrap();
+                let mut connection = h2::server::handshake(tls).await.unwrap();
+                let mut is_first = true;
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    if std::mem::take(&mut is_first) {
+                        respond.send_response(Response::new(()), true).unwrap();
+                    } else {
+                        respond.send_reset(reason);
+                    }
+                }
+            }
+        })
+        .await;
+        let transport = transport_trusting(&authority);
+        let url = receiver.url("https", "localhost");
+        assert_eq!(status(&post(&transport, &url).await), Some(200));
+        let exchange = post(&transport, &url).await;
+        assert_eq!(status(&exchange), expected, "{reason:?}: {exchange:?}");
+        assert_eq!(exchange.connection, connection, "{reason:?}");
+    }
+}
+
+#[tokio::test]
+async fn endless_http2_interim_responses_end() {
+    let authority = Authority::new();
+    let acceptor = acceptor(authority.leaf("localhost"), &[b"h2"]);
+    let receiver = Receiver::start(move |stream, _| {
+        let acceptor = acceptor.clone();
+        async move {
+            let mut tls = acceptor.accept(stream).await.unwrap();
+            // Settings, their acknowledgement, and then `:status: 103` on the first stream for ever.
+            tls.write_all(b"\0\0\0\x04\0\0\0\0\0\0\0\0\x04\x01\0\0\0\0").await.unwrap();
+            let mut heard = [0; 24];
+            tls.read_exact(&mut heard).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let many = b"\0\0\x05\x01\x04\0\0\0\x01\x08\x03103".repeat(1024);
+            while tls.write_all(&many).await.is_ok() {}
+        }
+    })
+    .await;
+    let transport = transport_trusting(&authority);
+    let exchange = post(&transport, &receiver.url("https", "localhost")).await;
+    assert!(matches!(exchange.outcome, Outcome::Failed(Fault::Protocol(_))), "{exchange:?}");
+    assert!(exchange.duration < TIMEOUTS.total, "{exchange:?}");
+}
+
 #[tokio::test]
 async fn http1_over_tls_is_kept_too() {
     let authority = Authority::new();
@@ -430,15 +488,7 @@ impl Receiver {
 
     /// A real server that says which version and host it was called with.
     async fn tls(identity: Identity, protocols: &[&[u8]]) -> Self {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![identity.certificate], identity.key)
-            .unwrap();
-        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let acceptor = acceptor(identity, protocols);
         Self::start(move |stream, _| {
             let acceptor = acceptor.clone();
             async move {
@@ -469,6 +519,18 @@ impl Receiver {
     fn hang_up(&self) {
         self.hang_up.send_modify(|count| *count += 1);
     }
+}
+
+fn acceptor(identity: Identity, protocols: &[&[u8]]) -> TlsAcceptor {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.certificate], identity.key)
+        .unwrap();
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    TlsAcceptor::from(Arc::new(config))
 }
 
 async fn say_how_called(request: http::Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

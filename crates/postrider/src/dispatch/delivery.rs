@@ -104,10 +104,8 @@ impl Carrier {
             Some(given) => HeaderValue::try_from(given).ok(),
             None => None,
         };
-        headers.insert(
-            header::CONTENT_TYPE,
-            content_type.unwrap_or_else(|| HeaderValue::from_static("application/json")),
-        );
+        headers
+            .insert(header::CONTENT_TYPE, content_type.unwrap_or_else(|| HeaderValue::from_static("application/json")));
         headers
     }
 
@@ -170,10 +168,7 @@ impl Carrier {
 }
 
 fn one_more(progress: Progress, started: Timestamp) -> Progress {
-    Progress {
-        attempts: progress.attempts + 1,
-        first_attempt_at: progress.first_attempt_at.or(Some(started)),
-    }
+    Progress { attempts: progress.attempts + 1, first_attempt_at: progress.first_attempt_at.or(Some(started)) }
 }
 
 /// A request that was made.

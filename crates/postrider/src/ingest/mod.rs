@@ -27,9 +27,7 @@ impl Ingest {
     pub async fn accept(&self, app: &AppEntry, event: NewEvent) -> Result<Accepted, AcceptError> {
         let owed = match event.only {
             Some(endpoint) => vec![endpoint],
-            None => {
-                app.endpoints.iter().filter(|entry| entry.wants(&event.content)).map(|entry| entry.key).collect()
-            }
+            None => app.endpoints.iter().filter(|entry| entry.wants(&event.content)).map(|entry| entry.key).collect(),
         };
         let message = NewMessage {
             app: app.application.key,

@@ -57,37 +57,21 @@ pub enum ExtraCaError {
 
 impl Connector {
     pub fn new(resolver: Resolver, extra_ca_pem: Option<&[u8]>) -> Result<Self, ExtraCaError> {
-        Ok(Self {
-            resolver,
-            tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)),
-        })
+        Ok(Self { resolver, tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)) })
     }
 
     pub async fn open(&self, destination: &Destination) -> Result<Link, Failure> {
-        let addresses = self
-            .resolver
-            .vetted(&destination.host, destination.port)
-            .await?;
+        let addresses = self.resolver.vetted(&destination.host, destination.port).await?;
         let tcp = dial_first(&addresses).await?;
         let Some(name) = &destination.tls else {
-            return Ok(Link {
-                stream: Stream::Plain(tcp),
-                protocol: Protocol::Http1,
-            });
+            return Ok(Link { stream: Stream::Plain(tcp), protocol: Protocol::Http1 });
         };
-        let tls = self
-            .tls
-            .connect(name.clone(), tcp)
-            .await
-            .map_err(|error| Failure::from_io(&error))?;
+        let tls = self.tls.connect(name.clone(), tcp).await.map_err(|error| Failure::from_io(&error))?;
         let protocol = match tls.get_ref().1.alpn_protocol() {
             Some(b"h2") => Protocol::Http2,
             _ => Protocol::Http1,
         };
-        Ok(Link {
-            stream: Stream::Tls(Box::new(tls)),
-            protocol,
-        })
+        Ok(Link { stream: Stream::Tls(Box::new(tls)), protocol })
     }
 }
 
@@ -109,18 +93,12 @@ async fn dial_first(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
         let landed = if waiting.len() == 0 {
             dialling.join_next().await
         } else {
-            timeout(HEAD_START, dialling.join_next())
-                .await
-                .ok()
-                .flatten()
+            timeout(HEAD_START, dialling.join_next()).await.ok().flatten()
         };
         match landed {
             Some(Ok(Ok(stream))) => return Ok(stream),
             Some(Ok(Err(failure))) => {
-                if failed
-                    .as_ref()
-                    .is_none_or(|known| known.weight() < failure.weight())
-                {
+                if failed.as_ref().is_none_or(|known| known.weight() < failure.weight()) {
                     failed = Some(failure);
                 }
             }
@@ -151,10 +129,7 @@ async fn dial(address: SocketAddr) -> Result<TcpStream, Failure> {
 }
 
 fn keepalive() -> TcpKeepalive {
-    TcpKeepalive::new()
-        .with_time(Duration::from_secs(15))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(3)
+    TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3)
 }
 
 fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError> {
@@ -162,9 +137,7 @@ fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError>
     if let Some(pem) = extra_ca_pem {
         let known = roots.len();
         for certificate in CertificateDer::pem_slice_iter(pem) {
-            roots
-                .add(certificate.map_err(ExtraCaError::Pem)?)
-                .map_err(ExtraCaError::Certificate)?;
+            roots.add(certificate.map_err(ExtraCaError::Pem)?).map_err(ExtraCaError::Certificate)?;
         }
         if roots.len() == known {
             return Err(ExtraCaError::Empty);
@@ -182,11 +155,7 @@ fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError>
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
             Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
@@ -195,11 +164,7 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Stream::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
             Stream::Tls(tls) => Pin::new(tls).poll_write(cx, buf),

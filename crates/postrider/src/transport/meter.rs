@@ -34,9 +34,7 @@ impl Meter {
 
     /// One more response is expected on a connection that carries several at once.
     pub fn add(&self, budget: u64, left_max: u64) {
-        let _ = self.left.fetch_update(Relaxed, Relaxed, |left| {
-            Some(left.saturating_add(budget).min(left_max))
-        });
+        let _ = self.left.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_add(budget).min(left_max)));
     }
 
     pub fn read(&self) -> u64 {
@@ -49,13 +47,10 @@ impl Meter {
 
     fn count(&self, bytes: u64) -> io::Result<()> {
         self.read.fetch_add(bytes, Relaxed);
-        self.left
-            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes))
-            .map(drop)
-            .map_err(|_| {
-                self.spent.store(true, Relaxed);
-                io::Error::other("the receiver sent more than we read")
-            })
+        self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).map(drop).map_err(|_| {
+            self.spent.store(true, Relaxed);
+            io::Error::other("the receiver sent more than we read")
+        })
     }
 }
 
@@ -71,25 +66,22 @@ impl<S> Metered<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
         let bytes = buf.filled().len() - before;
-        Poll::Ready(this.meter.count(bytes as u64))
+        let counted = this.meter.count(bytes as u64);
+        if counted.is_err() {
+            // A read that fails has read nothing.
+            buf.set_filled(before);
+        }
+        Poll::Ready(counted)
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
     }
 
@@ -121,9 +113,7 @@ mod tests {
 
     async fn read_of(bytes: &[u8], meter: &Arc<Meter>) -> io::Result<usize> {
         let mut sink = Vec::new();
-        Metered::new(bytes, meter.clone())
-            .read_to_end(&mut sink)
-            .await
+        Metered::new(bytes, meter.clone()).read_to_end(&mut sink).await
     }
 
     #[tokio::test]

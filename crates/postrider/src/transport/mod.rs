@@ -54,7 +54,7 @@ pub enum TransportError {
     Resolver(String),
 }
 
-#[derive(Debug)]
+/// No `Debug`: it holds a payload and its signature.
 pub struct Request<'a> {
     pub url: &'a EndpointUrl,
     /// Host, length and everything else that frames a message is ours; what a caller sets of it is dropped.
@@ -107,11 +107,7 @@ impl Exchange {
 
 impl TransportConfig {
     pub fn new(guard: AddressGuard) -> Self {
-        Self {
-            guard,
-            extra_ca_pem: None,
-            name_servers: NameServers::System,
-        }
+        Self { guard, extra_ca_pem: None, name_servers: NameServers::System }
     }
 }
 
@@ -133,31 +129,15 @@ impl Transport {
         let sent = self.send(request, &deadlines, &mut connection).await;
         let (outcome, headers, read, detail) = match sent {
             Ok(answered) => {
-                let Answered {
-                    response,
-                    line,
-                    destination,
-                } = answered;
+                let Answered { response, line, destination } = answered;
                 let (head, body) = response.into_parts();
                 let outcome = Outcome::Answered(answer(head.status, &head.headers));
-                let read = self
-                    .read_body(
-                        &destination,
-                        line,
-                        body,
-                        &head.status,
-                        &head.headers,
-                        &deadlines,
-                    )
-                    .await;
+                let read = self.read_body(&destination, line, body, &head.status, &head.headers, &deadlines).await;
                 (outcome, head.headers, read, None)
             }
-            Err(failure) => (
-                Outcome::Failed(failure.fault),
-                HeaderMap::new(),
-                ReadBody::default(),
-                Some(failure.detail),
-            ),
+            Err(failure) => {
+                (Outcome::Failed(failure.fault), HeaderMap::new(), ReadBody::default(), Some(failure.detail))
+            }
         };
         Exchange {
             outcome,
@@ -177,12 +157,7 @@ impl Transport {
         deadlines: &Deadlines,
         connection: &mut ConnectionUse,
     ) -> Result<Answered, Failure> {
-        let Request {
-            url,
-            mut headers,
-            body,
-            ..
-        } = request;
+        let Request { url, mut headers, body, .. } = request;
         for name in OURS_TO_SET {
             headers.remove(name);
         }
@@ -200,9 +175,7 @@ impl Transport {
             }
         }
         let line = self.open(destination, deadlines, *connection).await?;
-        self.send_on(line, url, headers, body, deadlines)
-            .await
-            .map_err(|unanswered| unanswered.failure)
+        self.send_on(line, url, headers, body, deadlines).await.map_err(|unanswered| unanswered.failure)
     }
 
     async fn send_on(
@@ -215,11 +188,7 @@ impl Transport {
     ) -> Result<Answered, pool::Unanswered> {
         let read_before = line.bytes_read();
         match timeout_at(deadlines.head, line.send(url, headers, body)).await {
-            Ok(Ok(response)) => Ok(Answered {
-                response,
-                line,
-                destination: url.destination().clone(),
-            }),
+            Ok(Ok(response)) => Ok(Answered { response, line, destination: url.destination().clone() }),
             Ok(Err(unanswered)) => {
                 if unanswered.is_silent {
                     self.pool.forget(url.destination(), &line);
@@ -231,10 +200,7 @@ impl Transport {
                 if line.bytes_read() == read_before {
                     self.pool.forget(url.destination(), &line);
                 }
-                Err(pool::Unanswered {
-                    failure: Failure::timeout(deadlines.head_phase),
-                    is_silent: false,
-                })
+                Err(pool::Unanswered { failure: Failure::timeout(deadlines.head_phase), is_silent: false })
             }
         }
     }
@@ -263,14 +229,8 @@ impl Transport {
             self.pool.share(destination, &line);
             Ok(line)
         };
-        let opened = timeout_at(until, opening)
-            .await
-            .unwrap_or_else(|_| Err(Failure::timeout(TimeoutPhase::Connect)));
-        if let Err(Failure {
-            fault: Fault::LocalResource,
-            ..
-        }) = &opened
-        {
+        let opened = timeout_at(until, opening).await.unwrap_or_else(|_| Err(Failure::timeout(TimeoutPhase::Connect)));
+        if let Err(Failure { fault: Fault::LocalResource, .. }) = &opened {
             self.pool.shed();
         }
         opened
@@ -288,11 +248,8 @@ impl Transport {
     ) -> ReadBody {
         let mut read = ReadBody::default();
         let mut bytes = 0;
-        let until = if status.is_success() {
-            deadlines.total.min(Instant::now() + SUCCESS_BODY_WAIT)
-        } else {
-            deadlines.total
-        };
+        let until =
+            if status.is_success() { deadlines.total.min(Instant::now() + SUCCESS_BODY_WAIT) } else { deadlines.total };
         while !body.is_end_stream() {
             let frame_until = until.min(Instant::now() + BODY_SILENCE_MAX);
             match timeout_at(frame_until, line.next_frame(&mut body)).await {
@@ -321,8 +278,8 @@ impl Transport {
             }
         }
         // Two framings in one head: whoever sits between may have believed the other one.
-        let is_ambiguous = headers.contains_key(header::TRANSFER_ENCODING)
-            && headers.contains_key(header::CONTENT_LENGTH);
+        let is_ambiguous =
+            headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH);
         if !is_ambiguous {
             drop(body);
             line.settle().await;
@@ -347,12 +304,7 @@ impl Deadlines {
         } else {
             (timeouts.total, TimeoutPhase::Total)
         };
-        Self {
-            connect: timeouts.connect,
-            head: started + head,
-            head_phase,
-            total: started + timeouts.total,
-        }
+        Self { connect: timeouts.connect, head: started + head, head_phase, total: started + timeouts.total }
     }
 }
 
@@ -372,18 +324,11 @@ struct ReadBody {
 fn answer(status: StatusCode, headers: &HeaderMap) -> Answer {
     Answer {
         status: status.as_u16(),
-        retry_after: headers
-            .get_all(header::RETRY_AFTER)
-            .iter()
-            .map(|value| value.as_bytes().to_vec())
-            .collect(),
-        location: headers
-            .get(header::LOCATION)
-            .filter(|_| status.is_redirection())
-            .map(|value| {
-                let text = String::from_utf8_lossy(value.as_bytes());
-                text.chars().take(LOCATION_MAX).collect()
-            }),
+        retry_after: headers.get_all(header::RETRY_AFTER).iter().map(|value| value.as_bytes().to_vec()).collect(),
+        location: headers.get(header::LOCATION).filter(|_| status.is_redirection()).map(|value| {
+            let text = String::from_utf8_lossy(value.as_bytes());
+            text.chars().take(LOCATION_MAX).collect()
+        }),
     }
 }
 

@@ -119,15 +119,8 @@ impl Pool {
         let mut state = self.lock();
         let shelf = state.shelf(destination);
         shelf.gate.get_or_insert_default();
-        if !shelf
-            .shared
-            .as_ref()
-            .is_some_and(|shared| shared.is_usable(now))
-        {
-            shelf.shared = Some(Shared {
-                line: line.clone(),
-                last_used: now,
-            });
+        if !shelf.shared.as_ref().is_some_and(|shared| shared.is_usable(now)) {
+            shelf.shared = Some(Shared { line: line.clone(), last_used: now });
         }
         self.start_sweeper(&mut state);
     }
@@ -151,11 +144,7 @@ impl Pool {
     pub fn shed(&self) {
         let mut state = self.lock();
         state.resting = 0;
-        let shed: Vec<_> = state
-            .shelves
-            .values_mut()
-            .map(|shelf| std::mem::take(&mut shelf.resting))
-            .collect();
+        let shed: Vec<_> = state.shelves.values_mut().map(|shelf| std::mem::take(&mut shelf.resting)).collect();
         drop(state);
         drop(shed);
     }
@@ -208,11 +197,7 @@ impl Pool {
         state.shelves.retain(|_, shelf| {
             ended.extend(shelf.resting.extract_if(.., |resting| resting.is_over(now)));
             kept += shelf.resting.len();
-            if shelf
-                .shared
-                .as_ref()
-                .is_some_and(|shared| !shared.is_usable(now))
-            {
+            if shelf.shared.as_ref().is_some_and(|shared| !shared.is_usable(now)) {
                 shelf.shared = None;
             }
             !shelf.resting.is_empty() || shelf.shared.is_some()
@@ -270,12 +255,7 @@ impl Line {
                     .handshake(io)
                     .await
                     .map_err(|error| Failure::from_hyper(&error))?;
-                Ok(Line::Http1(Box::new(Http1Line {
-                    sender,
-                    connection: Some(connection),
-                    meter,
-                    opened,
-                })))
+                Ok(Line::Http1(Box::new(Http1Line { sender, connection: Some(connection), meter, opened })))
             }
             Protocol::Http2 => {
                 meter.add(BUDGET_PER_STREAM, BUDGET_SHARED_MAX);
@@ -292,11 +272,7 @@ impl Line {
                     // Its error reaches every request that was under way.
                     let _ = connection.await;
                 });
-                Ok(Line::Http2(Http2Line {
-                    sender,
-                    meter,
-                    opened,
-                }))
+                Ok(Line::Http2(Http2Line { sender, meter, opened }))
             }
         }
     }
@@ -313,10 +289,7 @@ impl Line {
         }
     }
 
-    pub async fn next_frame(
-        &mut self,
-        body: &mut Incoming,
-    ) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+    pub async fn next_frame(&mut self, body: &mut Incoming) -> Option<Result<Frame<Bytes>, hyper::Error>> {
         poll_fn(|cx| {
             let polled = Pin::new(&mut *body).poll_frame(cx);
             match self {
@@ -426,13 +399,10 @@ impl Http2Line {
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = url.absolute().clone();
         *request.headers_mut() = headers;
-        self.sender
-            .send_request(request)
-            .await
-            .map_err(|error| Unanswered {
-                failure: failure_of(&error, &self.meter),
-                is_silent: is_refused_unseen(&error) && !self.meter.is_spent(),
-            })
+        self.sender.send_request(request).await.map_err(|error| Unanswered {
+            failure: failure_of(&error, &self.meter),
+            is_silent: is_refused_unseen(&error) && !self.meter.is_spent(),
+        })
     }
 
     fn is_usable(&self, now: Instant) -> bool {
@@ -467,9 +437,7 @@ fn is_refused_unseen(error: &hyper::Error) -> bool {
         return false;
     };
     match source.downcast_ref::<h2::Error>() {
-        Some(h2) => {
-            (h2.is_go_away() && h2.is_remote()) || h2.reason() == Some(h2::Reason::REFUSED_STREAM)
-        }
+        Some(h2) => (h2.is_go_away() && h2.is_remote()) || h2.reason() == Some(h2::Reason::REFUSED_STREAM),
         None => source.is::<io::Error>(),
     }
 }
@@ -498,3 +466,90 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 const RESTING_PER_DESTINATION_MAX: usize = 16;
 
 const RESTING_MAX: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+
+    struct Peer {
+        destination: Destination,
+        listener: TcpListener,
+    }
+
+    impl Peer {
+        async fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let destination = Destination {
+                key: format!("http://{address}").into(),
+                host: super::super::url::Host::Ip(address.ip()),
+                port: address.port(),
+                tls: None,
+            };
+            Self { destination, listener }
+        }
+
+        async fn connect(&self) -> (Line, TcpStream) {
+            let stream = TcpStream::connect(self.listener.local_addr().unwrap());
+            let (stream, accepted) = tokio::join!(stream, self.listener.accept());
+            let link = Link { stream: Stream::Plain(stream.unwrap()), protocol: Protocol::Http1 };
+            let mut line = Line::open(link).await.unwrap();
+            line.settle().await;
+            (line, accepted.unwrap().0)
+        }
+    }
+
+    fn resting(pool: &Pool) -> usize {
+        let state = pool.lock();
+        let counted = state.shelves.values().map(|shelf| shelf.resting.len()).sum();
+        assert_eq!(state.resting, counted);
+        counted
+    }
+
+    #[tokio::test]
+    async fn a_connection_rests_only_so_long() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let (line, _accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        let now = Instant::now();
+        pool.sweep(now + IDLE_MAX / 2);
+        assert_eq!(resting(&pool), 1);
+        assert!(pool.pick(&peer.destination, now + 2 * IDLE_MAX).is_none());
+        assert_eq!(resting(&pool), 0);
+
+        let (line, _accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        pool.sweep(Instant::now() + IDLE_MAX);
+        assert_eq!(resting(&pool), 0);
+        assert!(pool.lock().shelves.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_the_peer_closed_is_swept() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let (line, accepted) = peer.connect().await;
+        pool.put_back(&peer.destination, line);
+        drop(accepted);
+        // Loopback delivers at once; the runtime still has to look.
+        while resting(&pool) > 0 {
+            tokio::task::yield_now().await;
+            pool.sweep(Instant::now());
+        }
+        assert!(pool.take(&peer.destination).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn one_destination_keeps_only_so_many() {
+        let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
+        let mut held = Vec::new();
+        for _ in 0..RESTING_PER_DESTINATION_MAX + 3 {
+            let (line, accepted) = peer.connect().await;
+            pool.put_back(&peer.destination, line);
+            held.push(accepted);
+        }
+        assert_eq!(resting(&pool), RESTING_PER_DESTINATION_MAX);
+        pool.shed();
+        assert_eq!(resting(&pool), 0);
+    }
+}

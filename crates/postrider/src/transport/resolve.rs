@@ -8,9 +8,7 @@ use super::egress::{AddressGuard, Forbidden};
 use super::failure::Failure;
 use super::url::Host;
 use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{
-    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts,
-};
+use hickory_resolver::config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::Name;
@@ -40,10 +38,9 @@ impl Resolver {
     pub fn new(servers: &NameServers, guard: AddressGuard) -> Result<Self, NetError> {
         let (servers, mut options) = match servers {
             NameServers::System => system_servers(),
-            NameServers::These(addresses) => (
-                addresses.iter().copied().map(name_server).collect(),
-                ResolverOpts::default(),
-            ),
+            NameServers::These(addresses) => {
+                (addresses.iter().copied().map(name_server).collect(), ResolverOpts::default())
+            }
         };
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.timeout = Duration::from_secs(2);
@@ -53,14 +50,9 @@ impl Resolver {
         options.negative_max_ttl = Some(Duration::from_secs(30));
         options.max_active_requests = 2 * LOOKUPS_MAX;
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
-        let mut builder =
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
         *builder.options_mut() = options;
-        Ok(Self {
-            dns: builder.build()?,
-            guard,
-            slots: Semaphore::new(LOOKUPS_MAX),
-        })
+        Ok(Self { dns: builder.build()?, guard, slots: Semaphore::new(LOOKUPS_MAX) })
     }
 
     /// Never empty.
@@ -68,36 +60,27 @@ impl Resolver {
         let addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(_) if host.is_localhost() => self.loopback(),
-            Host::Name(name) => timeout(LOOKUP_MAX, self.lookup(name)).await.map_err(|_| {
-                Failure::new(Fault::Dns, "the name servers did not answer in time")
-            })??,
+            Host::Name(name) => timeout(LOOKUP_MAX, self.lookup(name))
+                .await
+                .map_err(|_| Failure::new(Fault::Dns, "the name servers did not answer in time"))??,
         };
-        self.vet_all(&addresses)
-            .map_err(|Forbidden| Failure::forbidden())?;
-        Ok(addresses
-            .into_iter()
-            .map(|ip| SocketAddr::new(ip, port))
-            .collect())
+        self.vet_all(&addresses).map_err(|Forbidden| Failure::forbidden())?;
+        Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
     }
 
     fn vet_all(&self, addresses: &[IpAddr]) -> Result<(), Forbidden> {
         if addresses.is_empty() {
             return Err(Forbidden);
         }
-        addresses
-            .iter()
-            .try_for_each(|&address| self.guard.check(address))
+        addresses.iter().try_for_each(|&address| self.guard.check(address))
     }
 
     /// An operator who opened 127.0.0.0/8 means `localhost`, whether or not `::1` is open too.
     fn loopback(&self) -> Vec<IpAddr> {
-        [
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ]
-        .into_iter()
-        .filter(|&address| self.guard.check(address).is_ok())
-        .collect()
+        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]
+            .into_iter()
+            .filter(|&address| self.guard.check(address).is_ok())
+            .collect()
     }
 
     async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, Failure> {
@@ -105,11 +88,7 @@ impl Resolver {
             .map_err(|_| Failure::new(Fault::Dns, "the host name is not one that DNS can hold"))?;
         // Fully qualified: looked up as it stands, or not at all.
         name.set_fqdn(true);
-        let _slot = self
-            .slots
-            .acquire()
-            .await
-            .expect("the semaphore is never closed");
+        let _slot = self.slots.acquire().await.expect("the semaphore is never closed");
         let answer = self.dns.lookup_ip(name).await.map_err(|error| {
             let detail = if error.is_nx_domain() {
                 "the host name does not exist"
