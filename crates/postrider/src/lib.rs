@@ -9,5 +9,6 @@ pub mod config;
 pub mod dispatch;
 pub mod http;
 pub mod ingest;
+pub mod keyring;
 pub mod telemetry;
 pub mod transport;
