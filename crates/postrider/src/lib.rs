@@ -6,9 +6,14 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod directory;
 pub mod dispatch;
 pub mod http;
+pub mod ids;
 pub mod ingest;
 pub mod keyring;
+pub mod tasks;
 pub mod telemetry;
+pub mod tokens;
 pub mod transport;
+pub mod vault;

@@ -1,0 +1,532 @@
+//! The URL of an endpoint, read once.
+//!
+//! Two parsers that disagree about a URL are how filters are walked around, so only one (WHATWG's, as in
+//! browsers) ever sees the text, and its normalised form is what is stored, shown, vetted and dialled.
+//! Everything a request needs from it is prepared here; sending one parses nothing.
+
+use super::egress::AddressGuard;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Uri};
+use rustls::pki_types::ServerName;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use url::{Position, Url};
+
+/// What this deployment lets a customer configure.
+#[derive(Clone, Copy, Debug)]
+pub struct UrlRules<'a> {
+    pub https_only: bool,
+    pub guard: &'a AddressGuard,
+    /// Ports that the operator opened besides the usual ones.
+    pub ports_opened: &'a [u16],
+}
+
+#[derive(Clone)]
+pub struct EndpointUrl {
+    text: Arc<str>,
+    destination: Arc<Destination>,
+    /// `/path?query`, as HTTP/1.1 wants it.
+    path: Uri,
+    /// `scheme://authority/path?query`, as HTTP/2 wants it.
+    absolute: Uri,
+    host_header: HeaderValue,
+}
+
+/// Where connections to a URL go; URLs that differ only in their path share connections.
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub key: Arc<str>,
+    pub host: Host,
+    pub port: u16,
+    /// The name that the certificate must have, if the scheme is https.
+    pub tls: Option<ServerName<'static>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Host {
+    Name(Box<str>),
+    Ip(IpAddr),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    #[error("the URL has {0} characters; at most {LENGTH_MAX} are allowed")]
+    TooLong(usize),
+    #[error("this is not a complete URL ({0}); write it like https://example.com/webhooks")]
+    Unreadable(#[from] url::ParseError),
+    #[error("the scheme {0:?} is not supported; use https")]
+    Scheme(String),
+    #[error("plain http is switched off here; use https")]
+    PlainHttp,
+    #[error(
+        "the URL holds a user name or password; remove it and set an Authorization header on the endpoint"
+    )]
+    Credentials,
+    #[error("{0:?} is not a valid host name")]
+    HostName(String),
+    #[error(
+        "{0:?} is a name of a private network; if this deployment should call it, start the server with \
+         --allow-subnet and the address range it lives in"
+    )]
+    PrivateName(String),
+    #[error(
+        "the address {0} is not on the public Internet; if this deployment should call it, start the server \
+         with --allow-subnet and the range that contains it"
+    )]
+    ForbiddenAddress(IpAddr),
+    #[error(
+        "port {0} is not allowed; use 80, 443 or a port from 1024 up that no well-known service has"
+    )]
+    Port(u16),
+    #[error("the path or query holds characters that cannot be sent; percent-encode them")]
+    Unsendable,
+}
+
+impl EndpointUrl {
+    pub fn parse(text: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
+        // Counted before parsing: the parser need not see what is refused anyway.
+        let length = text.chars().count();
+        if length > LENGTH_MAX {
+            return Err(UrlError::TooLong(length));
+        }
+        let mut url = Url::parse(text)?;
+        let https = match url.scheme() {
+            "https" => true,
+            "http" if rules.https_only => return Err(UrlError::PlainHttp),
+            "http" => false,
+            other => return Err(UrlError::Scheme(other.to_owned())),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(UrlError::Credentials);
+        }
+        url.set_fragment(None);
+        let host = vet_host(&mut url, rules.guard)?;
+        let port = url
+            .port_or_known_default()
+            .expect("http and https have default ports");
+        vet_port(port, rules.ports_opened)?;
+        if url.as_str().len() > NORMALISED_LENGTH_MAX {
+            return Err(UrlError::TooLong(url.as_str().len()));
+        }
+        Self::prepare(&url, host, port, https)
+    }
+
+    /// Without fragment or credentials, in the parser's spelling.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn destination(&self) -> &Arc<Destination> {
+        &self.destination
+    }
+
+    pub(super) fn path(&self) -> &Uri {
+        &self.path
+    }
+
+    pub(super) fn absolute(&self) -> &Uri {
+        &self.absolute
+    }
+
+    pub(super) fn host_header(&self) -> &HeaderValue {
+        &self.host_header
+    }
+
+    fn prepare(url: &Url, host: Host, port: u16, https: bool) -> Result<Self, UrlError> {
+        let authority = &url[Position::BeforeHost..Position::AfterPort];
+        let tls = match &host {
+            _ if !https => None,
+            Host::Ip(address) => Some(ServerName::from(*address)),
+            Host::Name(name) => Some(
+                ServerName::try_from(name.to_string())
+                    .map_err(|_| UrlError::HostName(name.to_string()))?,
+            ),
+        };
+        let path_and_query =
+            PathAndQuery::try_from(&url[Position::BeforePath..Position::AfterQuery])
+                .map_err(|_| UrlError::Unsendable)?;
+        let scheme = if https { Scheme::HTTPS } else { Scheme::HTTP };
+        let absolute = Uri::builder()
+            .scheme(scheme)
+            .authority(Authority::try_from(authority).map_err(|_| UrlError::Unsendable)?)
+            .path_and_query(path_and_query.clone())
+            .build()
+            .map_err(|_| UrlError::Unsendable)?;
+        Ok(Self {
+            text: url.as_str().into(),
+            destination: Arc::new(Destination {
+                key: format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or("")).into(),
+                host,
+                port,
+                tls,
+            }),
+            path: Uri::from(path_and_query),
+            absolute,
+            host_header: HeaderValue::from_str(authority).map_err(|_| UrlError::Unsendable)?,
+        })
+    }
+}
+
+impl fmt::Display for EndpointUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The query stays out: receivers put tokens there, and a `Debug` ends up in a log.
+impl fmt::Debug for EndpointUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.text.find('?').unwrap_or(self.text.len());
+        f.debug_tuple("EndpointUrl")
+            .field(&&self.text[..end])
+            .finish()
+    }
+}
+
+impl PartialEq for EndpointUrl {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for EndpointUrl {}
+
+impl Host {
+    /// `localhost` and everything below it is this machine, by RFC 6761; no name server is asked.
+    pub fn is_localhost(&self) -> bool {
+        match self {
+            Host::Name(name) => is_or_is_under(name, "localhost"),
+            Host::Ip(_) => false,
+        }
+    }
+}
+
+fn vet_host(url: &mut Url, guard: &AddressGuard) -> Result<Host, UrlError> {
+    let address = match url.host() {
+        Some(url::Host::Ipv4(v4)) => IpAddr::V4(v4),
+        Some(url::Host::Ipv6(v6)) => IpAddr::V6(v6),
+        Some(url::Host::Domain(domain)) => {
+            let name = domain.strip_suffix('.').unwrap_or(domain).to_owned();
+            if !is_host_name(&name) {
+                return Err(UrlError::HostName(name));
+            }
+            vet_name(&name, guard)?;
+            // One name, one spelling: certificates and pools know nothing of a trailing dot.
+            url.set_host(Some(&name))?;
+            return Ok(Host::Name(name.into()));
+        }
+        None => return Err(UrlError::HostName(String::new())),
+    };
+    guard
+        .check(address)
+        .map(|()| Host::Ip(address))
+        .map_err(|_| UrlError::ForbiddenAddress(address))
+}
+
+/// The address behind the name is vetted again at every connection; this only tells the customer early.
+fn vet_name(name: &str, guard: &AddressGuard) -> Result<(), UrlError> {
+    let allowed = if is_or_is_under(name, "localhost") {
+        guard.check(IpAddr::V4(Ipv4Addr::LOCALHOST)).is_ok()
+    } else if !name.contains('.') || PRIVATE_ZONES.iter().any(|zone| is_or_is_under(name, zone)) {
+        guard.allows_private_names()
+    } else {
+        true
+    };
+    if allowed {
+        Ok(())
+    } else {
+        Err(UrlError::PrivateName(name.to_owned()))
+    }
+}
+
+fn is_or_is_under(name: &str, zone: &str) -> bool {
+    name.strip_suffix(zone)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+fn is_host_name(name: &str) -> bool {
+    name.len() <= 253
+        && name.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+                && label
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+        })
+}
+
+fn vet_port(port: u16, opened: &[u16]) -> Result<(), UrlError> {
+    let usual = matches!(port, 80 | 443) || (port >= 1024 && !SERVICE_PORTS.contains(&port));
+    if usual || opened.contains(&port) {
+        Ok(())
+    } else {
+        Err(UrlError::Port(port))
+    }
+}
+
+const LENGTH_MAX: usize = 2048;
+
+/// Percent-encoding can make nine characters of one; browsers and receivers stop near 8 KiB.
+const NORMALISED_LENGTH_MAX: usize = 8192;
+
+const PRIVATE_ZONES: [&str; 4] = ["local", "internal", "localdomain", "home.arpa"];
+
+/// Databases, caches, brokers, control planes and remote desktops: a request that reaches one of them by
+/// way of us is an attack, not a webhook.
+const SERVICE_PORTS: [u16; 37] = [
+    1433, 1434, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5671, 5672,
+    5900, 5984, 5985, 5986, 6000, 6379, 6380, 6443, 6667, 8500, 9042, 9092, 9200, 9300, 10250,
+    10255, 11211, 27017, 27018, 27019, 50070,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_with(text: &str, allow: &[&str]) -> Result<EndpointUrl, UrlError> {
+        let guard = AddressGuard::new(allow.iter().map(|net| net.parse().unwrap()).collect());
+        let rules = UrlRules {
+            https_only: false,
+            guard: &guard,
+            ports_opened: &[],
+        };
+        EndpointUrl::parse(text, &rules)
+    }
+
+    fn parse(text: &str) -> Result<EndpointUrl, UrlError> {
+        parse_with(text, &[])
+    }
+
+    #[test]
+    fn every_spelling_of_a_private_ipv4_address_is_refused() {
+        let loopback = UrlError::ForbiddenAddress("127.0.0.1".parse().unwrap());
+        for text in [
+            "http://2130706433/",
+            "http://0x7f.1/",
+            "http://0177.0.0.1/",
+            "http://127.1/",
+            "http://127.0.0.1./",
+            "http://127。0。0。1/",
+            "http://①②⑦.0.0.1/",
+            "http://%31%32%37.0.0.1/",
+            "http://127.0\t.0.1/",
+        ] {
+            assert_eq!(parse(text), Err(loopback.clone()), "{text}");
+        }
+        let metadata = UrlError::ForbiddenAddress("169.254.169.254".parse().unwrap());
+        for text in [
+            "http:169.254.169.254",
+            "http:\\\\169.254.169.254\\",
+            "http://169.254.169.254#@ok.com/",
+        ] {
+            assert_eq!(parse(text), Err(metadata.clone()), "{text}");
+        }
+    }
+
+    #[test]
+    fn ipv4_inside_ipv6_is_refused() {
+        for text in [
+            "http://[::ffff:127.0.0.1]/",
+            "http://[0:0:0:0:0:ffff:a9fe:a9fe]/",
+            "http://[::ffff:8.8.8.8]/",
+            "http://[::127.0.0.1]/",
+            "http://[::ffff:0:7f00:1]/",
+            "http://[::5efe:7f00:1]/",
+            "http://[64:ff9b::7f00:1]/",
+            "http://[64:ff9b:1::7f00:1]/",
+            "http://[2002:7f00:1::]/",
+            "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
+            "http://[::1]/",
+        ] {
+            assert!(
+                matches!(parse(text), Err(UrlError::ForbiddenAddress(_))),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused() {
+        for text in [
+            "http://[::1%25lo]/",
+            "http://256.0.0.1/",
+            "http://1.2.3.4.5/",
+            "http://4294967296/",
+            "http://a%00b.com/",
+            "http://a b.com/",
+            "http://xn--/",
+            "http://example.com:65536/",
+            "example.com/hooks",
+            "/hooks",
+            "",
+            "http://",
+        ] {
+            assert!(
+                matches!(parse(text), Err(UrlError::Unreadable(_))),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn private_names_are_refused_unless_the_operator_calls_its_own_network() {
+        for (text, allow, ok) in [
+            ("http://localhost/", "", false),
+            ("http://LOCALHOST/", "", false),
+            ("http://ⓛocalhost/", "", false),
+            ("http://localhost./", "", false),
+            ("http://a.localhost/", "", false),
+            ("http://localhost/", "10.0.0.0/8", false),
+            ("http://localhost/", "127.0.0.0/8", true),
+            ("http://a.localhost/", "127.0.0.0/8", true),
+            ("http://printer.local/", "", false),
+            ("http://metadata.google.internal/", "", false),
+            ("http://api.internal/", "10.0.0.0/8", true),
+            ("http://billing/", "", false),
+            ("http://billing/", "10.0.0.0/8", true),
+            ("http://notlocalhost.com/", "", true),
+            ("http://internal.example.com/", "", true),
+        ] {
+            let allow: Vec<&str> = Some(allow)
+                .filter(|net| !net.is_empty())
+                .into_iter()
+                .collect();
+            match parse_with(text, &allow) {
+                Ok(_) => assert!(ok, "{text} with {allow:?}"),
+                Err(UrlError::PrivateName(_)) => assert!(!ok, "{text} with {allow:?}"),
+                Err(other) => panic!("{text} with {allow:?}: {other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn host_names_are_checked_label_by_label() {
+        let long_label = format!("http://{}.com/", "a".repeat(64));
+        let long_name = format!("http://{}com/", "abcdefgh.".repeat(28) + "a.");
+        for text in [
+            "http://a.b..c/",
+            "http://.a/",
+            "http://-a.com/",
+            "http://a-.com/",
+            "http://a.com../",
+            "http://a!b.com/",
+            &long_label,
+            &long_name,
+        ] {
+            assert!(matches!(parse(text), Err(UrlError::HostName(_))), "{text}");
+        }
+        assert!(parse("http://my_hooks.a-b.example.com/").is_ok());
+    }
+
+    #[test]
+    fn the_host_is_the_one_a_browser_would_call() {
+        assert_eq!(
+            parse("http://a@b@169.254.169.254/"),
+            Err(UrlError::Credentials)
+        );
+        assert_eq!(
+            parse("http://user:secret@example.com/"),
+            Err(UrlError::Credentials)
+        );
+        let url = parse("http://ok.com\\@169.254.169.254/").unwrap();
+        assert_eq!(url.destination().host, Host::Name("ok.com".into()));
+    }
+
+    #[test]
+    fn only_ports_that_receive_webhooks_are_called() {
+        for port in [0, 22, 25, 53, 110, 143, 445, 3306, 5432, 6379, 9200, 11211] {
+            let text = format!("http://example.com:{port}/");
+            assert_eq!(parse(&text), Err(UrlError::Port(port)));
+        }
+        for port in [80, 443, 1024, 8080, 8443, 65535] {
+            assert!(
+                parse(&format!("http://example.com:{port}/")).is_ok(),
+                "{port}"
+            );
+        }
+        let guard = AddressGuard::new(Vec::new());
+        let opened = UrlRules {
+            https_only: false,
+            guard: &guard,
+            ports_opened: &[81],
+        };
+        assert!(EndpointUrl::parse("http://example.com:81/", &opened).is_ok());
+    }
+
+    #[test]
+    fn only_http_and_https_are_spoken() {
+        for text in [
+            "file:///etc/passwd",
+            "gopher://a.com/",
+            "ftp://a.com/",
+            "unix:/run/x",
+            "javascript:1",
+        ] {
+            assert!(matches!(parse(text), Err(UrlError::Scheme(_))), "{text}");
+        }
+        let guard = AddressGuard::new(Vec::new());
+        let strict = UrlRules {
+            https_only: true,
+            guard: &guard,
+            ports_opened: &[],
+        };
+        assert_eq!(
+            EndpointUrl::parse("http://example.com/", &strict),
+            Err(UrlError::PlainHttp)
+        );
+        assert!(EndpointUrl::parse("https://example.com/", &strict).is_ok());
+    }
+
+    #[test]
+    fn a_url_is_normalised_once() {
+        for (text, expected) in [
+            (
+                "HTTPS://EXAMPLE.com:443/a/../b?c=d#frag",
+                "https://example.com/b?c=d",
+            ),
+            ("https://example.com.:8443", "https://example.com:8443/"),
+            (
+                "https://bücher.example/ü",
+                "https://xn--bcher-kva.example/%C3%BC",
+            ),
+        ] {
+            assert_eq!(parse(text).unwrap().as_str(), expected);
+        }
+        let long = format!("https://example.com/{}", "a".repeat(65_536));
+        assert!(matches!(parse(&long), Err(UrlError::TooLong(_))));
+    }
+
+    #[test]
+    fn what_a_request_needs_is_prepared() {
+        let url = parse("https://example.com:8443/hooks?token=1").unwrap();
+        assert_eq!(url.path(), "/hooks?token=1");
+        assert_eq!(url.absolute(), "https://example.com:8443/hooks?token=1");
+        assert_eq!(url.host_header(), "example.com:8443");
+        assert_eq!(&*url.destination().key, "https://example.com:8443");
+        assert_eq!(
+            format!("{url:?}"),
+            r#"EndpointUrl("https://example.com:8443/hooks")"#
+        );
+        let url = parse("http://[2606:4700::1111]/").unwrap();
+        assert_eq!(url.host_header(), "[2606:4700::1111]");
+        assert_eq!(&*url.destination().key, "http://[2606:4700::1111]:80");
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        assert!(
+            parse("http://10.0.0.1/")
+                .unwrap_err()
+                .to_string()
+                .contains("--allow-subnet")
+        );
+        assert!(
+            parse("http://billing/")
+                .unwrap_err()
+                .to_string()
+                .contains("--allow-subnet")
+        );
+    }
+}
