@@ -21,10 +21,7 @@ impl Secret {
 
     /// Reads `whsec_<base64>`. The prefix and the padding may both be left out.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
-        if ASYMMETRIC_PREFIXES
-            .iter()
-            .any(|prefix| text.starts_with(prefix))
-        {
+        if ASYMMETRIC_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
             return Err(SecretError::Asymmetric);
         }
         let encoded = text.strip_prefix(PREFIX).unwrap_or(text);
@@ -32,9 +29,7 @@ impl Secret {
         // As long as the text, so that it never grows and leaves a copy behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(encoded.len()));
         // The cause is dropped on purpose: it quotes a character of the secret.
-        PADDED_OR_NOT
-            .decode_vec(encoded, &mut bytes)
-            .map_err(|_| SecretError::NotBase64)?;
+        PADDED_OR_NOT.decode_vec(encoded, &mut bytes).map_err(|_| SecretError::NotBase64)?;
         Self::from_bytes(&bytes)
     }
 
@@ -73,24 +68,17 @@ impl fmt::Debug for Secret {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    #[error(
-        "this is an asymmetric key (whsk_ or whpk_), where a symmetric secret (whsec_) is needed"
-    )]
+    #[error("this is an asymmetric key (whsk_ or whpk_), where a symmetric secret (whsec_) is needed")]
     Asymmetric,
     #[error("a secret is base64 in the standard alphabet, with or without whsec_ in front")]
     NotBase64,
-    #[error(
-        "a secret has {} to {} bytes, this one has {bytes}",
-        Secret::BYTES_MIN,
-        Secret::BYTES_MAX
-    )]
+    #[error("a secret has {} to {} bytes, this one has {bytes}", Secret::BYTES_MIN, Secret::BYTES_MAX)]
     WrongLength { bytes: usize },
 }
 
 const PREFIX: &str = "whsec_";
 const ASYMMETRIC_PREFIXES: [&str; 2] = ["whsk_", "whpk_"];
-const PADDED_OR_NOT: GeneralPurpose =
-    GeneralPurpose::new(&base64::alphabet::STANDARD, PAD_INDIFFERENT);
+const PADDED_OR_NOT: GeneralPurpose = GeneralPurpose::new(&base64::alphabet::STANDARD, PAD_INDIFFERENT);
 
 #[cfg(test)]
 mod tests {
@@ -103,12 +91,7 @@ mod tests {
         let bare = padded.trim_end_matches('=');
         assert_ne!(padded, bare, "25 bytes need padding");
 
-        for text in [
-            &padded,
-            bare,
-            &format!("whsec_{padded}"),
-            &format!("whsec_{bare}"),
-        ] {
+        for text in [&padded, bare, &format!("whsec_{padded}"), &format!("whsec_{bare}")] {
             let secret = Secret::parse(text).unwrap();
             assert_eq!(secret.as_bytes(), bytes, "{text}");
             assert_eq!(secret.reveal(), format!("whsec_{padded}"), "{text}");
@@ -136,31 +119,12 @@ mod tests {
 
     #[test]
     fn a_secret_has_24_to_75_bytes() {
-        for (bytes, fits) in [
-            (0, false),
-            (23, false),
-            (24, true),
-            (64, true),
-            (75, true),
-            (76, false),
-        ] {
+        for (bytes, fits) in [(0, false), (23, false), (24, true), (64, true), (75, true), (76, false)] {
             let raw = vec![1; bytes];
-            let expected = if fits {
-                Ok(bytes)
-            } else {
-                Err(SecretError::WrongLength { bytes })
-            };
+            let expected = if fits { Ok(bytes) } else { Err(SecretError::WrongLength { bytes }) };
             let length = |secret: Secret| secret.as_bytes().len();
-            assert_eq!(
-                Secret::from_bytes(&raw).map(length),
-                expected,
-                "{bytes} bytes"
-            );
-            assert_eq!(
-                Secret::parse(&STANDARD.encode(&raw)).map(length),
-                expected,
-                "{bytes} bytes"
-            );
+            assert_eq!(Secret::from_bytes(&raw).map(length), expected, "{bytes} bytes");
+            assert_eq!(Secret::parse(&STANDARD.encode(&raw)).map(length), expected, "{bytes} bytes");
         }
     }
 
@@ -182,9 +146,6 @@ mod tests {
         let mistyped = Secret::parse("whsec_!!!!").unwrap_err();
         assert!(!format!("{mistyped} {mistyped:?}").contains('!'));
         let short = Secret::parse("whsec_c2VjcmV0").unwrap_err();
-        assert_eq!(
-            short.to_string(),
-            "a secret has 24 to 75 bytes, this one has 6"
-        );
+        assert_eq!(short.to_string(), "a secret has 24 to 75 bytes, this one has 6");
     }
 }

@@ -83,10 +83,7 @@ mod tests {
     #[test]
     fn the_published_example_gets_its_published_signature() {
         let keys = [key("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD")];
-        assert_eq!(
-            sign(&keys, ID, 1649367553, BODY),
-            "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw="
-        );
+        assert_eq!(sign(&keys, ID, 1649367553, BODY), "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=");
     }
 
     #[test]
@@ -114,9 +111,6 @@ mod tests {
 
     #[test]
     fn debug_does_not_show_the_key() {
-        assert_eq!(
-            format!("{:?}", key("C2FVsBQIhrscChlQIMV+b5sSYspob7oD")),
-            "SigningKey(***)"
-        );
+        assert_eq!(format!("{:?}", key("C2FVsBQIhrscChlQIMV+b5sSYspob7oD")), "SigningKey(***)");
     }
 }

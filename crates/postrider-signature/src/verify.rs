@@ -21,14 +21,8 @@ pub struct Verifier {
 
 impl Verifier {
     pub fn new(secrets: impl IntoIterator<Item = Secret>) -> Self {
-        let keys = secrets
-            .into_iter()
-            .map(|secret| SigningKey::new(&secret))
-            .collect();
-        Self {
-            keys,
-            tolerance: TOLERANCE_DEFAULT,
-        }
+        let keys = secrets.into_iter().map(|secret| SigningKey::new(&secret)).collect();
+        Self { keys, tolerance: TOLERANCE_DEFAULT }
     }
 
     /// How far the timestamp may lie from `now`, either way. Five minutes unless told.
@@ -41,29 +35,16 @@ impl Verifier {
         if v1_signatures(headers.signature).next().is_none() {
             return Err(VerifyError::MissingSignature);
         }
-        let timestamp: i64 = headers
-            .timestamp
-            .parse()
-            .map_err(|_| VerifyError::BadTimestamp)?;
+        let timestamp: i64 = headers.timestamp.parse().map_err(|_| VerifyError::BadTimestamp)?;
         if Duration::from_secs(now.abs_diff(timestamp)) > self.tolerance {
-            return Err(if timestamp < now {
-                VerifyError::TooOld
-            } else {
-                VerifyError::TooNew
-            });
+            return Err(if timestamp < now { VerifyError::TooOld } else { VerifyError::TooNew });
         }
 
         let signed = self.keys.iter().any(|key| {
             let expected = key.tag(headers.id, headers.timestamp, body);
-            v1_signatures(headers.signature)
-                .filter_map(decode)
-                .any(|given| given.ct_eq(&expected).into())
+            v1_signatures(headers.signature).filter_map(decode).any(|given| given.ct_eq(&expected).into())
         });
-        if signed {
-            Ok(())
-        } else {
-            Err(VerifyError::NoMatch)
-        }
+        if signed { Ok(()) } else { Err(VerifyError::NoMatch) }
     }
 }
 
@@ -82,12 +63,10 @@ pub enum VerifyError {
 }
 
 fn v1_signatures(header: &str) -> impl Iterator<Item = &str> {
-    header
-        .split(' ')
-        .filter_map(|signature| match signature.split_once(',') {
-            Some((VERSION, encoded)) => Some(encoded),
-            Some(_) | None => None,
-        })
+    header.split(' ').filter_map(|signature| match signature.split_once(',') {
+        Some((VERSION, encoded)) => Some(encoded),
+        Some(_) | None => None,
+    })
 }
 
 fn decode(encoded: &str) -> Option<Tag> {
@@ -111,23 +90,12 @@ mod tests {
     }
 
     fn signature(secrets: &[u8], timestamp: i64) -> String {
-        let keys: Vec<_> = secrets
-            .iter()
-            .map(|byte| SigningKey::new(&secret(*byte)))
-            .collect();
+        let keys: Vec<_> = secrets.iter().map(|byte| SigningKey::new(&secret(*byte))).collect();
         sign(&keys, "msg_1", timestamp, BODY)
     }
 
     fn check(verifier: &Verifier, timestamp: &str, signature: &str) -> Result<(), VerifyError> {
-        verifier.verify(
-            Signed {
-                id: "msg_1",
-                timestamp,
-                signature,
-            },
-            BODY,
-            NOW,
-        )
+        verifier.verify(Signed { id: "msg_1", timestamp, signature }, BODY, NOW)
     }
 
     #[test]
@@ -143,10 +111,7 @@ mod tests {
         ] {
             let verifier = Verifier::new(receiver.iter().map(|byte| secret(*byte)));
             let verdict = check(&verifier, &NOW.to_string(), &signature(sender, NOW));
-            assert_eq!(
-                verdict, expected,
-                "signed with {sender:?}, verified with {receiver:?}"
-            );
+            assert_eq!(verdict, expected, "signed with {sender:?}, verified with {receiver:?}");
         }
     }
 
@@ -176,11 +141,7 @@ mod tests {
             (format!("V1,{tag}"), missing),
             (format!("v2,{tag} v1a,{tag}"), missing),
         ] {
-            assert_eq!(
-                check(&verifier, &NOW.to_string(), &header),
-                expected,
-                "{header:?}"
-            );
+            assert_eq!(check(&verifier, &NOW.to_string(), &header), expected, "{header:?}");
         }
     }
 
@@ -202,16 +163,8 @@ mod tests {
             (&any_time, i64::MIN, Ok(())),
             (&any_time, i64::MAX, Ok(())),
         ] {
-            let verdict = check(
-                verifier,
-                &timestamp.to_string(),
-                &signature(&[1], timestamp),
-            );
-            assert_eq!(
-                verdict, expected,
-                "{timestamp} within {:?}",
-                verifier.tolerance
-            );
+            let verdict = check(verifier, &timestamp.to_string(), &signature(&[1], timestamp));
+            assert_eq!(verdict, expected, "{timestamp} within {:?}", verifier.tolerance);
         }
     }
 
@@ -224,27 +177,17 @@ mod tests {
             (format!("0{NOW}"), Err(VerifyError::NoMatch)),
             (format!(" {NOW}"), Err(VerifyError::BadTimestamp)),
             (format!("{NOW}.0"), Err(VerifyError::BadTimestamp)),
-            (
-                "2023-11-14T22:13:20Z".into(),
-                Err(VerifyError::BadTimestamp),
-            ),
+            ("2023-11-14T22:13:20Z".into(), Err(VerifyError::BadTimestamp)),
             ("9223372036854775808".into(), Err(VerifyError::BadTimestamp)),
             (String::new(), Err(VerifyError::BadTimestamp)),
         ] {
-            assert_eq!(
-                check(&verifier, &timestamp, &signature(&[1], NOW)),
-                expected,
-                "{timestamp:?}"
-            );
+            assert_eq!(check(&verifier, &timestamp, &signature(&[1], NOW)), expected, "{timestamp:?}");
         }
     }
 
     #[test]
     fn debug_does_not_show_the_secrets() {
         let shown = format!("{:?}", Verifier::new([secret(1)]));
-        assert_eq!(
-            shown,
-            "Verifier { keys: [SigningKey(***)], tolerance: 300s }"
-        );
+        assert_eq!(shown, "Verifier { keys: [SigningKey(***)], tolerance: 300s }");
     }
 }

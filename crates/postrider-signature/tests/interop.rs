@@ -47,27 +47,14 @@ fn headers(id: &str, timestamp: i64, signature: &str) -> HeaderMap {
         (WEBHOOK_HEADERS.signature, signature),
     ]
     .into_iter()
-    .map(|(name, value)| {
-        (
-            name.parse().expect("a header name"),
-            value.parse().expect("visible ASCII"),
-        )
-    })
+    .map(|(name, value)| (name.parse().expect("a header name"), value.parse().expect("visible ASCII")))
     .collect()
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the official verifier reads the clock itself"
-)]
+#[expect(clippy::disallowed_methods, reason = "the official verifier reads the clock itself")]
 fn now() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("it is after 1970");
-    since
-        .as_secs()
-        .try_into()
-        .expect("seconds fit for some time yet")
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+    since.as_secs().try_into().expect("seconds fit for some time yet")
 }
 
 const ID: &str = "msg_[0-9A-Za-z]{27}";

@@ -76,6 +76,5 @@ fn flip(bytes: &[u8], at: Index, bit: u8) -> Vec<u8> {
 }
 
 fn flip_text(text: &str, at: Index, bit: u8) -> String {
-    String::from_utf8(flip(text.as_bytes(), at, bit))
-        .expect("ASCII stays ASCII in its lower seven bits")
+    String::from_utf8(flip(text.as_bytes(), at, bit)).expect("ASCII stays ASCII in its lower seven bits")
 }

@@ -15,9 +15,9 @@ pub trait Store: Send + Sync + 'static {
     /// Stores a message with everything it owes. After `Ok` it survives whatever dies.
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError>;
 
-    /// Every message committed by this store object, in the order of commit. To be taken once, by the
-    /// dispatcher. It does not hang on the caller of `accept`, who may have gone away by then.
-    fn handoffs(&self) -> mpsc::UnboundedReceiver<Vec<Handoff>>;
+    /// Everything that this store object commits, in the order of commit. To be taken once, by the
+    /// dispatcher. It does not hang on the caller of a verb, who may have gone away by then.
+    fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
     /// Gives handed-off deliveries rows of their own, so that they need not be kept in memory.
     async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError>;
