@@ -1,10 +1,7 @@
 //! Placeholder until the directory is merged: reads the store each time.
 
 use postrider_engine::AppKey;
-use postrider_store::{
-    records::{Application, By},
-    store::{Store, StoreError},
-};
+use postrider_store::{Application, By, Store, StoreError};
 use std::sync::Arc;
 
 pub struct Directory {

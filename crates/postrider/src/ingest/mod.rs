@@ -2,10 +2,7 @@
 
 use crate::directory::AppEntry;
 use postrider_engine::{EndpointKey, Timestamp};
-use postrider_store::{
-    records::{Accepted, Content, Idempotency},
-    store::{AcceptError, StoreError},
-};
+use postrider_store::{AcceptError, Accepted, Content, Idempotency, StoreError};
 
 pub struct Ingest;
 
