@@ -220,14 +220,16 @@ mod tests {
         let made = Keyring::open_or_create(&inside).expect("made");
         assert!(same(&made, &Keyring::open_or_create(&inside).expect("read back")));
         assert!(same(&made, &Keyring::open(&inside).expect("read back")));
-        let names: Vec<_> = fs::read_dir(&inside).expect("listed").map(|entry| entry.expect("entry").file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(&inside).expect("listed").map(|entry| entry.expect("entry").file_name()).collect();
         assert_eq!(names, [Keyring::FILE]);
     }
 
     #[test]
     fn two_folders_have_different_keys() {
         let (a, b) = (folder(), folder());
-        let (a, b) = (Keyring::open_or_create(a.path()).expect("made"), Keyring::open_or_create(b.path()).expect("made"));
+        let (a, b) =
+            (Keyring::open_or_create(a.path()).expect("made"), Keyring::open_or_create(b.path()).expect("made"));
         assert!(a.encryption != b.encryption && a.ids != b.ids && a.tokens != b.tokens);
     }
 

@@ -247,12 +247,9 @@ mod tests {
 
     #[test]
     fn a_misspelt_name_finds_its_neighbour() {
-        for (given, expected) in [
-            ("listne", "listen"),
-            ("body-max", "body_max"),
-            ("allow_subnet", "allow_subnets"),
-            ("Log", "log"),
-        ] {
+        for (given, expected) in
+            [("listne", "listen"), ("body-max", "body_max"), ("allow_subnet", "allow_subnets"), ("Log", "log")]
+        {
             assert_eq!(nearest(given), expected, "{given}");
         }
     }

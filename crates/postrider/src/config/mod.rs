@@ -263,7 +263,9 @@ impl Raw {
             (TokenKey::Keyring | TokenKey::Secret(_), Some(_)) => {
                 Err(("jwt_private_key_file", format!("{algorithm:?} takes a secret, not a key pair")))
             }
-            (TokenKey::Keyring | TokenKey::Secret(_) | TokenKey::Pair { .. }, _) => Ok(TokenSettings { algorithm, key }),
+            (TokenKey::Keyring | TokenKey::Secret(_) | TokenKey::Pair { .. }, _) => {
+                Ok(TokenSettings { algorithm, key })
+            }
         }
     }
 }

@@ -99,11 +99,7 @@ impl Sources {
     }
 
     /// A secret in a file that everyone may read is no secret.
-    pub(super) fn refuse_open_file(
-        &self,
-        key: &'static str,
-        metadata: Option<&Metadata>,
-    ) -> Result<(), SettingsError> {
+    pub(super) fn refuse_open_file(&self, key: &'static str, metadata: Option<&Metadata>) -> Result<(), SettingsError> {
         let Place::File { path, .. } = self.place(key, metadata) else { return Ok(()) };
         match readable_by_all(&path) {
             Ok(true) => Err(SettingsError::TooOpen { path, key }),
@@ -313,11 +309,7 @@ mod tests {
                 &[][..],
                 "unknown setting `listne` (postrider.toml, line 2); did you mean `listen`?",
             ),
-            (
-                "\n[lisen]\nport = 1",
-                &[],
-                "unknown setting `lisen` (postrider.toml, line 2); did you mean `listen`?",
-            ),
+            ("\n[lisen]\nport = 1", &[], "unknown setting `lisen` (postrider.toml, line 2); did you mean `listen`?"),
             (
                 "",
                 &[("POSTRIDER_BODY_MAXX", "1")],

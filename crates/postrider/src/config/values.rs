@@ -140,9 +140,15 @@ mod tests {
 
     #[test]
     fn a_duration_has_units() {
-        for (text, seconds) in
-            [("10s", 10.0), ("500ms", 0.5), ("5m", 300.0), ("12h", 43_200.0), ("90d", 7_776_000.0), ("1h30m", 5400.0), ("0s", 0.0)]
-        {
+        for (text, seconds) in [
+            ("10s", 10.0),
+            ("500ms", 0.5),
+            ("5m", 300.0),
+            ("12h", 43_200.0),
+            ("90d", 7_776_000.0),
+            ("1h30m", 5400.0),
+            ("0s", 0.0),
+        ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_secs_f64(seconds)), "{text}");
         }
     }
