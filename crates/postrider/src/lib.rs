@@ -11,6 +11,7 @@ pub mod dispatch;
 pub mod http;
 pub mod ids;
 pub mod ingest;
+pub mod keyring;
 pub mod tasks;
 pub mod telemetry;
 pub mod transport;
