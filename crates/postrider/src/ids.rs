@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::records::{By, TaskKey};
+use postrider_store::{By, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 

@@ -14,5 +14,6 @@ pub mod ingest;
 pub mod keyring;
 pub mod tasks;
 pub mod telemetry;
+pub mod tokens;
 pub mod transport;
 pub mod vault;
