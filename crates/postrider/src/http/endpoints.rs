@@ -23,7 +23,7 @@ use http::StatusCode;
 use postrider_engine::{EndpointKey, Timestamp};
 use postrider_signature::Secret;
 use postrider_store::{By, Endpoint, Expect, Order, PutError};
-use rand::{CryptoRng, Rng};
+use rand::CryptoRng;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{collections::BTreeMap, sync::Arc};
 use tracing::error;
