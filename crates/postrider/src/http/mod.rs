@@ -10,11 +10,14 @@ pub mod auth;
 pub mod error;
 pub mod extract;
 pub mod fields;
+pub mod filter;
 pub mod health;
 pub mod idempotency;
+pub mod message_in;
 pub mod messages;
 pub mod openapi;
 pub mod page;
+pub mod payload;
 pub mod server;
 pub mod time;
 
