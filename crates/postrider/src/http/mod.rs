@@ -19,7 +19,9 @@ pub mod openapi;
 pub mod page;
 pub mod payload;
 pub mod server;
+pub mod status;
 pub mod time;
+pub mod verdict;
 
 use crate::{
     directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens, transport::egress::AddressGuard,
