@@ -138,11 +138,15 @@ pub struct Letter {
     pub accepted_at: Timestamp,
 }
 
-/// A message that was just committed, and the lanes that it goes to.
+/// What a commit changed that someone in this process must hear of.
 #[derive(Clone, Debug)]
-pub struct Handoff {
-    pub letter: Arc<Letter>,
-    pub owed: Vec<EndpointKey>,
+pub enum Committed {
+    /// A new message, and the lanes that it goes to.
+    Message { letter: Arc<Letter>, owed: Vec<EndpointKey> },
+    /// Something was put into a lane's store rows and falls due then.
+    Waiting { endpoint: EndpointKey, due: Timestamp },
+    /// An application or one of its endpoints changed.
+    Settings { app: AppKey },
 }
 
 /// A delivery that waits in the store.
@@ -159,6 +163,8 @@ pub struct Waiting {
 pub struct Loaded {
     /// In the order in which they fell due.
     pub deliveries: Vec<Waiting>,
+    /// More are due than were loaded.
+    pub more: bool,
     /// When the earliest of those not yet due will be.
     pub next_due: Option<Timestamp>,
 }
@@ -192,7 +198,7 @@ pub struct Settlement {
 pub struct AttemptRecord {
     pub started_at: Timestamp,
     pub duration: Duration,
-    pub url: String,
+    pub url: Arc<str>,
     /// `None` if no answer came.
     pub status: Option<u16>,
     /// The body of the answer, or the error in words.

@@ -3,6 +3,7 @@
 use crate::records::*;
 use async_trait::async_trait;
 use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// What Postrider asks of a store. All of it returns only after the change is durable.
@@ -15,9 +16,9 @@ pub trait Store: Send + Sync + 'static {
     /// Stores a message with everything it owes. After `Ok` it survives whatever dies.
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError>;
 
-    /// Every message committed by this store object, in the order of commit. To be taken once, by the
-    /// dispatcher. It does not hang on the caller of `accept`, who may have gone away by then.
-    fn handoffs(&self) -> mpsc::UnboundedReceiver<Vec<Handoff>>;
+    /// Everything that this store object commits, in the order of commit. To be taken once, by the
+    /// dispatcher. It does not hang on the caller of a verb, who may have gone away by then.
+    fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
     /// Gives handed-off deliveries rows of their own, so that they need not be kept in memory.
     async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError>;
@@ -25,7 +26,7 @@ pub trait Store: Send + Sync + 'static {
     /// The deliveries of one lane that are due by `now`.
     async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError>;
 
-    async fn settle(&self, settlements: Vec<Settlement>) -> Result<(), StoreError>;
+    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError>;
 
     /// Every lane that has something waiting.
     async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError>;

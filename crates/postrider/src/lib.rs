@@ -11,6 +11,8 @@ pub mod dispatch;
 pub mod http;
 pub mod ids;
 pub mod ingest;
+pub mod keyring;
+pub mod serve;
 pub mod tasks;
 pub mod telemetry;
 pub mod tokens;

@@ -1,19 +1,482 @@
 //! SQLite: one file in one folder, one writer, readers apart.
+//!
+//! `writer` commits in groups; `accept`, `settle`, `settings` and `tasks` are what it is asked to write;
+//! `load` and `history` are what readers look up; `pieces` and `schema` say where history lies, and `recover`
+//! finds, at start, what a crash left without a row.
 
-use postrider_engine::Timestamp;
-use std::path::Path;
+mod accept;
+mod codes;
+mod history;
+mod load;
+mod lock;
+mod pieces;
+mod readers;
+mod recover;
+mod schema;
+mod settings;
+mod settle;
+mod tasks;
+mod tidy;
+mod writer;
 
-pub struct SqliteStore {}
+use crate::{records::*, store::*};
+use async_trait::async_trait;
+use lock::FolderLock;
+use pieces::{Minter, Piece};
+use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use readers::Readers;
+use rusqlite::{Connection, OpenFlags};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::mpsc;
+use writer::{Shared, Writer};
 
-impl SqliteStore {
-    /// Opens the store in `folder`, which is made if it is missing.
-    pub fn open(_folder: &Path, _now: Timestamp) -> Result<Self, OpenError> {
-        Err(OpenError::Folder)
-    }
+/// Payload bytes that may be queued for the writer at once. Past it, whoever comes is asked to come again.
+const QUEUED_BYTES_MAX: usize = 64 * 1024 * 1024;
+const QUEUED_MESSAGES_MAX: usize = 20_000;
+
+const READERS: usize = 2;
+
+pub struct SqliteStore {
+    writer: Writer,
+    readers: Readers,
+    shared: Arc<Shared>,
+    committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
+    queued: Queued,
+    _lock: FolderLock,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the data folder cannot be used")]
-    Folder,
+    #[error("the data folder {} cannot be used", folder.display())]
+    Folder { folder: PathBuf, source: std::io::Error },
+    #[error("the data folder {} is in use by {holder}; only one Postrider may run on it", folder.display())]
+    Locked { folder: PathBuf, holder: String },
+    #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
+    TooNew { found: i64, known: i64 },
+    #[error("the database cannot be opened")]
+    Database(#[from] rusqlite::Error),
+    #[error("a thread could not be started")]
+    Thread(#[source] std::io::Error),
+}
+
+impl SqliteStore {
+    /// Opens the store in `folder`, which is made if it is missing, and brings what a crash left behind in order.
+    pub fn open(folder: &Path, now: Timestamp) -> Result<Self, OpenError> {
+        std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })?;
+        let lock = FolderLock::take(folder)?;
+        let file = folder.join("postrider.db");
+        let mut connection = connect(&file, OpenFlags::default(), WRITER_CACHE_KIB)?;
+        let found = schema::version(&connection)?;
+        if found > schema::VERSION {
+            return Err(OpenError::TooNew { found, known: schema::VERSION });
+        }
+        schema::migrate(&mut connection)?;
+
+        let pieces = read_pieces(&mut connection)?;
+        let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
+        let recovered = recover::recover(&mut connection, &pieces, now)?;
+        if recovered > 0 {
+            tracing::info!(deliveries = recovered, "found deliveries that were on their way when the last run ended");
+        }
+
+        let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter });
+        let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connections =
+            (0..READERS).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let (announce, committed) = mpsc::unbounded_channel();
+        Ok(Self {
+            readers: Readers::start(connections, &shared)?,
+            writer: Writer::start(connection, Arc::clone(&shared), announce)?,
+            shared,
+            committed: Mutex::new(Some(committed)),
+            queued: Queued::default(),
+            _lock: lock,
+        })
+    }
+}
+
+const WRITER_CACHE_KIB: i64 = 16 * 1024;
+const READER_CACHE_KIB: i64 = 4 * 1024;
+
+fn connect(file: &Path, flags: OpenFlags, cache_kib: i64) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(file, flags)?;
+    connection.busy_timeout(Duration::from_secs(10))?;
+    connection.set_prepared_statement_cache_capacity(256);
+    connection.pragma_update(None, "cache_size", -cache_kib)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    if !flags.contains(OpenFlags::SQLITE_OPEN_READ_ONLY) {
+        connection.pragma_update(None, "page_size", 8_192)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        // A commit is on the disk before anyone is told so. NORMAL would lose the last ones at a power cut.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
+    }
+    Ok(connection)
+}
+
+fn read_pieces(connection: &mut Connection) -> rusqlite::Result<Vec<Piece>> {
+    let pieces = list_pieces(connection)?;
+    if !pieces.is_empty() {
+        return Ok(pieces);
+    }
+    let first = connection.transaction()?;
+    schema::create_piece(&first, 1, 0)?;
+    first.commit()?;
+    list_pieces(connection)
+}
+
+fn list_pieces(connection: &Connection) -> rusqlite::Result<Vec<Piece>> {
+    connection
+        .prepare("SELECT number, first_key FROM piece WHERE retired = 0 ORDER BY number")?
+        .query_map([], |row| Ok(Piece { number: row.get(0)?, first_key: row.get(1)? }))?
+        .collect()
+}
+
+/// No new key may be smaller than one that is in use, even if the clock has gone back since.
+fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i64> {
+    let mut greatest = writer::noted(connection, writer::MINTED)?.unwrap_or(0);
+    for piece in pieces.iter().rev().take(2) {
+        let newest: Option<i64> =
+            piece.prepare(connection, "SELECT max(key) FROM message_{n}")?.query_row([], |row| row.get(0))?;
+        greatest = greatest.max(newest.unwrap_or(0)).max(piece.first_key);
+    }
+    let settings: i64 = connection.query_row(
+        "SELECT max(coalesce((SELECT max(key) FROM application), 0), coalesce((SELECT max(key) FROM endpoint), 0),
+                    coalesce((SELECT max(key) FROM task), 0))",
+        [],
+        |row| row.get(0),
+    )?;
+    Ok(greatest.max(settings))
+}
+
+/// Counts what is on its way to the writer, so that a queue cannot grow without limit.
+#[derive(Default)]
+struct Queued {
+    messages: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Queued {
+    fn enter(&self, bytes: usize) -> Result<QueuedGuard<'_>, StoreError> {
+        let messages = self.messages.fetch_add(1, Ordering::Relaxed);
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let guard = QueuedGuard { queued: self, bytes };
+        if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
+            Err(StoreError::Busy)
+        } else {
+            Ok(guard)
+        }
+    }
+}
+
+struct QueuedGuard<'q> {
+    queued: &'q Queued,
+    bytes: usize,
+}
+
+impl Drop for QueuedGuard<'_> {
+    fn drop(&mut self) {
+        self.queued.messages.fetch_sub(1, Ordering::Relaxed);
+        self.queued.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
+        let _place = self.queued.enter(message.content.payload.len())?;
+        self.writer.run(move |batch| accept::accept(batch, message)).await?
+    }
+
+    fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
+        let taken = self.committed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.expect("what is committed is listened to once")
+    }
+
+    async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError> {
+        self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
+    }
+
+    async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError> {
+        self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, now, limit)).await
+    }
+
+    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| settle::settle(batch, &settlements)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError> {
+        self.readers.run(|connection, _| load::lanes(connection)).await
+    }
+
+    async fn resend(
+        &self,
+        message: MessageKey,
+        endpoint: EndpointKey,
+        at: Timestamp,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.writer
+            .run(move |batch| {
+                settings::put(batch, remember, at, |batch| settings::resend(batch, message, endpoint, at))
+            })
+            .await?
+    }
+
+    fn mint(&self, at: Timestamp) -> i64 {
+        self.shared.minter.mint(at)
+    }
+
+    async fn put_application(
+        &self,
+        application: Application,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.writer
+            .run(move |batch| {
+                settings::put(batch, remember, application.updated_at, |batch| {
+                    settings::put_application(batch, &application, expect)
+                })
+            })
+            .await?
+    }
+
+    async fn application(&self, by: By<AppKey>) -> Result<Option<Application>, StoreError> {
+        self.readers.run(move |connection, _| settings::application(connection, by)).await
+    }
+
+    async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
+        self.readers.run(move |connection, _| settings::applications(connection, &page)).await
+    }
+
+    async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| settings::delete_application(batch, app, at)).await
+    }
+
+    async fn put_endpoint(
+        &self,
+        endpoint: Endpoint,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.writer
+            .run(move |batch| {
+                settings::put(batch, remember, endpoint.updated_at, |batch| {
+                    settings::put_endpoint(batch, &endpoint, expect)
+                })
+            })
+            .await?
+    }
+
+    async fn endpoint(&self, app: AppKey, by: By<EndpointKey>) -> Result<Option<Endpoint>, StoreError> {
+        self.readers.run(move |connection, _| settings::endpoint(connection, app, by)).await
+    }
+
+    async fn endpoints(&self, app: AppKey, page: Page<EndpointKey>) -> Result<Vec<Endpoint>, StoreError> {
+        self.readers.run(move |connection, _| settings::endpoints(connection, app, &page)).await
+    }
+
+    async fn endpoint_of_lane(&self, endpoint: EndpointKey) -> Result<Option<Endpoint>, StoreError> {
+        self.readers.run(move |connection, _| settings::endpoint_of_lane(connection, endpoint)).await
+    }
+
+    async fn delete_endpoint(&self, app: AppKey, endpoint: EndpointKey, at: Timestamp) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| settings::delete_endpoint(batch, app, endpoint, at)).await
+    }
+
+    async fn bury(&self, at: Timestamp) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| settings::bury_step(batch, at)).await
+    }
+
+    async fn put_event_type(
+        &self,
+        event_type: EventType,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.writer
+            .run(move |batch| {
+                settings::put(batch, remember, event_type.updated_at, |batch| {
+                    settings::put_event_type(batch, &event_type, expect)
+                })
+            })
+            .await?
+    }
+
+    async fn event_type(&self, name: &str) -> Result<Option<EventType>, StoreError> {
+        let name = name.to_owned();
+        self.readers.run(move |connection, _| settings::event_type(connection, &name)).await
+    }
+
+    async fn event_types(&self, page: Page<String>, archived: Archived) -> Result<Vec<EventType>, StoreError> {
+        self.readers.run(move |connection, _| settings::event_types(connection, &page, archived)).await
+    }
+
+    async fn delete_event_type(&self, name: &str) -> Result<bool, StoreError> {
+        let name = name.to_owned();
+        self.writer
+            .run(move |batch| Ok(batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1))
+            .await
+    }
+
+    async fn note(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let name = name.to_owned();
+        self.readers
+            .run(move |connection, _| {
+                optional(connection.query_row("SELECT value FROM note WHERE name = ?1", [name], |row| row.get(0)))
+            })
+            .await
+    }
+
+    async fn put_note(&self, name: &str, value: Vec<u8>) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.writer
+            .run(move |batch| {
+                batch.transaction.execute("INSERT OR REPLACE INTO note VALUES (?1, ?2)", (name, value))?;
+                Ok(())
+            })
+            .await
+    }
+
+    async fn remember(&self, remember: Remember, at: Timestamp) -> Result<(), PutError> {
+        self.writer.run(move |batch| settings::remember(batch, Some(&remember), at)).await?
+    }
+
+    async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {
+        self.readers.run(move |connection, pieces| history::message(connection, pieces, app, by)).await
+    }
+
+    async fn messages(
+        &self,
+        app: AppKey,
+        filter: MessageFilter,
+        page: Page<MessageKey>,
+    ) -> Result<Vec<Message>, StoreError> {
+        self.readers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
+    }
+
+    async fn attempts(
+        &self,
+        of: AttemptsOf,
+        filter: AttemptFilter,
+        page: Page<AttemptKey>,
+    ) -> Result<Vec<Attempt>, StoreError> {
+        self.readers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
+    }
+
+    async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError> {
+        self.readers.run(move |connection, pieces| history::attempt(connection, pieces, message, attempt)).await
+    }
+
+    async fn deliveries(&self, message: MessageKey) -> Result<Vec<(EndpointKey, DeliveryState)>, StoreError> {
+        self.readers.run(move |connection, pieces| history::deliveries(connection, pieces, message)).await
+    }
+
+    async fn messages_of_endpoint(
+        &self,
+        app: AppKey,
+        endpoint: EndpointKey,
+        filter: MessageFilter,
+        states: Vec<StateKind>,
+        page: Page<MessageKey>,
+    ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
+        self.readers
+            .run(move |connection, pieces| {
+                history::messages_of_endpoint(connection, pieces, (app, endpoint), &filter, &states, &page)
+            })
+            .await
+    }
+
+    async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
+        self.readers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
+    }
+
+    async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {
+        self.writer
+            .run(move |batch| {
+                let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
+                let sql = "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND app = ?2";
+                Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), app.raw()))? == 1)
+            })
+            .await
+    }
+
+    async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError> {
+        self.writer
+            .run(move |batch| {
+                let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
+                let sql = "UPDATE attempt_{n} SET response = NULL WHERE message = ?1 AND key = ?2";
+                Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), attempt.raw()))? == 1)
+            })
+            .await
+    }
+
+    async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {
+        self.writer
+            .run(move |batch| {
+                settings::put(batch, remember, task.updated_at, |batch| tasks::start(batch, &task).map(Ok))
+            })
+            .await?
+    }
+
+    async fn advance_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError> {
+        self.writer.run(move |batch| tasks::advance(batch, task, at)).await
+    }
+
+    async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError> {
+        self.readers.run(move |connection, _| tasks::find(connection, task)).await
+    }
+
+    async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
+        self.readers.run(|connection, _| tasks::unfinished(connection)).await
+    }
+
+    async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| tidy::tidy(batch, now, retention)).await
+    }
+
+    async fn counts(&self) -> Result<Counts, StoreError> {
+        self.readers
+            .run(|connection, _| {
+                connection.query_row("SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead)", [], |row| {
+                    Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? })
+                })
+            })
+            .await
+    }
+
+    async fn close(&self) {
+        self.readers.close();
+        self.writer.close();
+    }
+}
+
+fn optional<T>(found: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
+    match found {
+        Ok(value) => Ok(Some(value)),
+        Err(rusqlite::Error::QueryReturnedNoRows) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn to_json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("lists and maps of strings become JSON")
+}
+
+fn from_json<T: DeserializeOwned>(text: &str) -> rusqlite::Result<T> {
+    serde_json::from_str(text)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error)))
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

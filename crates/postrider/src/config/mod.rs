@@ -1,1 +1,291 @@
+//! What an operator may choose: from a file, then variables, then flags; the last wins.
+//!
+//! A setting that is misspelt, of the wrong type or out of range stops the start and is named together
+//! with where it was written. A server that runs with other settings than its operator believes is worse
+//! than one that does not run.
 
+mod keys;
+mod sources;
+mod values;
+
+pub use keys::reference;
+pub(crate) use sources::readable_by_all;
+pub use sources::{Place, Sources};
+pub use values::{DurationError, parse_duration, show_duration};
+
+use figment::Figment;
+use ipnet::IpNet;
+use keys::KEYS;
+use serde::Deserialize;
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use tracing_subscriber::EnvFilter;
+use url::Url;
+use values::{Size, Span};
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub listen: SocketAddr,
+    pub data: PathBuf,
+    /// The address by which others reach this server; `None`: the one it listens on.
+    pub public_url: Option<Url>,
+    /// Ranges that deliveries may go to although they are private or otherwise special.
+    pub allow_subnets: Vec<IpNet>,
+    pub https_only: bool,
+    /// Bytes of a request's body.
+    pub body_max: usize,
+    pub connections_max: usize,
+    pub retention: Duration,
+    pub extra_ca_file: Option<PathBuf>,
+    pub log: String,
+    pub log_format: LogFormat,
+    pub shutdown_grace: Duration,
+    pub tokens: TokenSettings,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug)]
+pub struct TokenSettings {
+    pub algorithm: TokenAlgorithm,
+    pub key: TokenKey,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum TokenAlgorithm {
+    HS256,
+    HS384,
+    HS512,
+    RS256,
+    RS384,
+    RS512,
+    EdDSA,
+}
+
+impl TokenAlgorithm {
+    /// The shortest secret that is no weaker than the hash (RFC 7518, 3.2); `None` for those with key pairs.
+    pub fn secret_min(self) -> Option<usize> {
+        match self {
+            Self::HS256 => Some(32),
+            Self::HS384 => Some(48),
+            Self::HS512 => Some(64),
+            Self::RS256 | Self::RS384 | Self::RS512 | Self::EdDSA => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum TokenKey {
+    /// The secret made at first start.
+    Keyring,
+    Secret(Hidden),
+    /// Without the private half, tokens come from elsewhere and this server only checks them.
+    Pair {
+        public: PathBuf,
+        private: Option<PathBuf>,
+    },
+}
+
+/// Text that no log and no error message may show.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(String);
+
+impl Hidden {
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Settings {
+    pub fn load(sources: &Sources) -> Result<Self, SettingsError> {
+        let figment = sources.layers()?;
+        refuse_unknown(&figment, sources)?;
+        let raw: Raw = figment.extract().map_err(|error| wrong_value(error, sources))?;
+        let settings = raw.check().map_err(|(key, reason)| SettingsError::Wrong {
+            key: key.to_owned(),
+            place: sources.place(key, figment.find_metadata(key)),
+            reason,
+        })?;
+        if figment.contains("jwt_secret") {
+            sources.refuse_open_file("jwt_secret", figment.find_metadata("jwt_secret"))?;
+        }
+        Ok(settings)
+    }
+
+    /// Nothing chosen: no file, no variable, no flag.
+    pub fn defaults() -> Self {
+        Self::load(&Sources::default()).expect("the defaults of the table are valid, as a test holds")
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("unknown setting `{key}` ({place}); did you mean `{nearest}`?")]
+    Unknown { key: String, place: Place, nearest: &'static str },
+    #[error("setting `{key}` ({place}): {reason}")]
+    Wrong { key: String, place: Place, reason: String },
+    #[error("{}, line {line}: {message}", path.display())]
+    Syntax { path: PathBuf, line: usize, message: String },
+    #[error("could not read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(
+        "{} holds `{key}` and can be read by every user of this machine; run: chmod 640 {}",
+        path.display(),
+        path.display()
+    )]
+    TooOpen { path: PathBuf, key: &'static str },
+}
+
+fn refuse_unknown(figment: &Figment, sources: &Sources) -> Result<(), SettingsError> {
+    let given = figment.extract::<figment::value::Dict>().map_err(|error| wrong_value(error, sources))?;
+    match given.keys().find(|key| keys::find(key).is_none()) {
+        None => Ok(()),
+        Some(key) => Err(SettingsError::Unknown {
+            key: key.clone(),
+            place: sources.place(key, figment.find_metadata(key)),
+            nearest: keys::nearest(key),
+        }),
+    }
+}
+
+fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
+    let key = error.path.first().cloned().unwrap_or_default();
+    // figment quotes the value it could not use, and this one must not be quoted.
+    let reason = match keys::find(&key) {
+        Some(known) if known.secret => "must be text".to_owned(),
+        Some(_) | None => error.kind.to_string(),
+    };
+    SettingsError::Wrong { place: sources.place(&key, error.metadata.as_ref()), key, reason }
+}
+
+/// The settings as they were written, each of its type, not yet held against one another.
+#[derive(Deserialize)]
+struct Raw {
+    listen: SocketAddr,
+    data: PathBuf,
+    public_url: Option<Url>,
+    allow_subnets: Vec<IpNet>,
+    https_only: bool,
+    body_max: Size,
+    connections_max: u32,
+    retention: Span,
+    extra_ca_file: Option<PathBuf>,
+    log: String,
+    log_format: LogFormat,
+    shutdown_grace: Span,
+    jwt_algorithm: TokenAlgorithm,
+    jwt_secret: Option<Hidden>,
+    jwt_public_key_file: Option<PathBuf>,
+    jwt_private_key_file: Option<PathBuf>,
+}
+
+type Refusal = (&'static str, String);
+
+impl Raw {
+    fn check(self) -> Result<Settings, Refusal> {
+        if let Some(url) = &self.public_url {
+            check_public_url(url).map_err(|reason| ("public_url", reason))?;
+        }
+        if !BODY_RANGE.contains(&self.body_max.0) {
+            return Err(("body_max", "must be between 1KiB and 64MiB".to_owned()));
+        }
+        if self.connections_max == 0 {
+            return Err(("connections_max", "must be at least 1".to_owned()));
+        }
+        if self.retention.0 < RETENTION_MIN {
+            return Err(("retention", "must be at least 1h".to_owned()));
+        }
+        if self.shutdown_grace.0 > SHUTDOWN_GRACE_MAX {
+            return Err(("shutdown_grace", "must be at most 1h".to_owned()));
+        }
+        EnvFilter::try_new(&self.log).map_err(|error| ("log", error.to_string()))?;
+        Ok(Settings {
+            tokens: self.tokens()?,
+            listen: self.listen,
+            data: self.data,
+            public_url: self.public_url,
+            allow_subnets: self.allow_subnets,
+            https_only: self.https_only,
+            body_max: usize::try_from(self.body_max.0).unwrap_or(usize::MAX),
+            connections_max: usize::try_from(self.connections_max).unwrap_or(usize::MAX),
+            retention: self.retention.0,
+            extra_ca_file: self.extra_ca_file,
+            log: self.log,
+            log_format: self.log_format,
+            shutdown_grace: self.shutdown_grace.0,
+        })
+    }
+
+    fn tokens(&self) -> Result<TokenSettings, Refusal> {
+        let algorithm = self.jwt_algorithm;
+        let key = match (algorithm.secret_min(), &self.jwt_secret, &self.jwt_public_key_file) {
+            (Some(_), _, Some(_)) => {
+                return Err(("jwt_public_key_file", format!("{algorithm:?} takes a secret, not a key pair")));
+            }
+            (Some(_), None, None) => TokenKey::Keyring,
+            (Some(bytes_min), Some(secret), None) => {
+                if secret.reveal().len() < bytes_min {
+                    return Err(("jwt_secret", format!("is too weak: {algorithm:?} needs at least {bytes_min} bytes")));
+                }
+                TokenKey::Secret(secret.clone())
+            }
+            (None, Some(_), _) => {
+                return Err(("jwt_secret", format!("{algorithm:?} takes a key pair, not a secret")));
+            }
+            (None, None, None) => {
+                return Err(("jwt_algorithm", format!("{algorithm:?} needs jwt_public_key_file")));
+            }
+            (None, None, Some(public)) => {
+                TokenKey::Pair { public: public.clone(), private: self.jwt_private_key_file.clone() }
+            }
+        };
+        match (&key, &self.jwt_private_key_file) {
+            (TokenKey::Keyring | TokenKey::Secret(_), Some(_)) => {
+                Err(("jwt_private_key_file", format!("{algorithm:?} takes a secret, not a key pair")))
+            }
+            (TokenKey::Keyring | TokenKey::Secret(_) | TokenKey::Pair { .. }, _) => {
+                Ok(TokenSettings { algorithm, key })
+            }
+        }
+    }
+}
+
+fn check_public_url(url: &Url) -> Result<(), String> {
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("must begin with http:// or https://".to_owned());
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
+        return Err("must be a plain address, without user, query or fragment".to_owned());
+    }
+    Ok(())
+}
+
+/// Where `postrider.toml` is looked for when none is named.
+pub fn default_file() -> Option<PathBuf> {
+    let path = Path::new("postrider.toml");
+    path.exists().then(|| path.to_path_buf())
+}
+
+const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
+const RETENTION_MIN: Duration = Duration::from_secs(3600);
+const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

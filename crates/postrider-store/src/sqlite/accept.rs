@@ -1,0 +1,158 @@
+//! Accepting a message: one row that holds the payload and the list of endpoints it is owed to.
+//!
+//! A delivery gets a row of its own only when its first attempt has an outcome, or when it must wait. Until
+//! then the message's row is its durable form; see `recover.rs` for how it is found again after a crash.
+
+use super::{
+    pieces::{Piece, time_of_key},
+    writer::Batch,
+};
+use crate::{AcceptError, Accepted, Committed, Content, Idempotency, Letter, NewMessage};
+use bytes::Bytes;
+use postrider_engine::{EndpointKey, MessageKey};
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The parts of a message that most messages do not have.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+pub struct Extra {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+}
+
+pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
+    if let Some(idempotency) = &message.idempotency
+        && let Some((earlier, request)) = accepted_before(batch, idempotency)?
+    {
+        return Ok(if idempotency.chosen && request != idempotency.request {
+            Err(AcceptError::KeyReused)
+        } else {
+            Ok(Accepted::Before(MessageKey::new(earlier)))
+        });
+    }
+    if let Some(event_id) = &message.content.event_id
+        && message_by_event_id(&batch.transaction, batch.pieces(), message.app.raw(), event_id)?.is_some()
+    {
+        return Ok(Err(AcceptError::EventIdTaken));
+    }
+    let key = batch.minter.mint(message.at);
+    insert(batch, key, &message)?;
+
+    let NewMessage { app, content, owed, .. } = message;
+    batch.hand_over(key, owed.len());
+    if !owed.is_empty() {
+        let letter = Arc::new(Letter {
+            message: MessageKey::new(key),
+            app,
+            event_type: content.event_type,
+            content_type: content.content_type,
+            payload: Some(content.payload),
+            accepted_at: time_of_key(key),
+        });
+        batch.announce(Committed::Message { letter, owed });
+    }
+    Ok(Ok(Accepted::Now(MessageKey::new(key))))
+}
+
+fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result<()> {
+    let (connection, piece) = (&batch.transaction, batch.current_piece());
+    let Content { event_type, event_id, channels, tags, content_type, payload } = &message.content;
+    let extra = Extra {
+        event_id: event_id.clone(),
+        channels: channels.clone(),
+        tags: tags.clone(),
+        content_type: content_type.clone(),
+    };
+    let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
+    piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute((
+        key,
+        message.app.raw(),
+        event_type,
+        pack(&message.owed),
+        extra,
+        payload.as_ref(),
+    ))?;
+    if let Some(event_id) = event_id {
+        piece.prepare(connection, "INSERT INTO event_id_{n} VALUES (?1, ?2, ?3)")?.execute((
+            message.app.raw(),
+            event_id,
+            key,
+        ))?;
+    }
+    if let Some(idempotency) = &message.idempotency {
+        piece.prepare(connection, "INSERT INTO idempotency_{n} VALUES (?1, ?2, ?3)")?.execute((
+            idempotency.key,
+            key,
+            idempotency.request,
+        ))?;
+    }
+    if let Some(at) = message.payload_expires_at {
+        connection.prepare_cached("INSERT INTO payload_expiry VALUES (?1, ?2)")?.execute((at.as_millis(), key))?;
+    }
+    Ok(())
+}
+
+fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency) -> rusqlite::Result<Option<(i64, [u8; 16])>> {
+    for piece in batch.pieces().iter().rev() {
+        let mut find =
+            piece.prepare(&batch.transaction, "SELECT message, request FROM idempotency_{n} WHERE key = ?1")?;
+        let found = super::optional(find.query_row([idempotency.key], |row| Ok((row.get(0)?, row.get(1)?))))?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+pub fn message_by_event_id(
+    connection: &Connection,
+    pieces: &[Piece],
+    app: i64,
+    event_id: &str,
+) -> rusqlite::Result<Option<i64>> {
+    for piece in pieces.iter().rev() {
+        let mut find =
+            piece.prepare(connection, "SELECT message FROM event_id_{n} WHERE app = ?1 AND event_id = ?2")?;
+        let found = super::optional(find.query_row((app, event_id), |row| row.get(0)))?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Endpoint keys side by side, eight bytes each.
+pub fn pack(owed: &[EndpointKey]) -> Vec<u8> {
+    owed.iter().flat_map(|endpoint| endpoint.raw().to_be_bytes()).collect()
+}
+
+pub fn unpack(packed: &[u8]) -> Vec<EndpointKey> {
+    let (keys, _) = packed.as_chunks::<8>();
+    keys.iter().map(|key| EndpointKey::new(i64::from_be_bytes(*key))).collect()
+}
+
+/// Puts a message's content together again from its columns.
+pub fn content(
+    event_type: String,
+    extra: Option<String>,
+    payload: Option<Vec<u8>>,
+) -> rusqlite::Result<(Content, bool)> {
+    let extra: Extra = extra.as_deref().map(super::from_json).transpose()?.unwrap_or_default();
+    let gone = payload.is_none();
+    let content = Content {
+        event_type,
+        event_id: extra.event_id,
+        channels: extra.channels,
+        tags: extra.tags,
+        content_type: extra.content_type,
+        payload: payload.map(Bytes::from).unwrap_or_default(),
+    };
+    Ok((content, gone))
+}

@@ -1,0 +1,340 @@
+//! Looking back: messages, attempts, and how deliveries fare.
+
+use super::{
+    accept::{content, unpack},
+    codes::{class_code, class_of, death_of, rule_of, trigger_of},
+    pieces::{Piece, Span, first_key_at, in_list_order, piece_of, time_of_key},
+};
+use crate::{
+    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, DeliveryState, Message, MessageFilter, Order, Page,
+    StateKind, Stats,
+};
+use bytes::Bytes;
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp,
+    policy::{Class, Delay},
+};
+use rusqlite::{Connection, Row};
+use std::{ops::ControlFlow, time::Duration};
+
+pub fn message(
+    connection: &Connection,
+    pieces: &[Piece],
+    app: AppKey,
+    by: By<MessageKey>,
+) -> rusqlite::Result<Option<Message>> {
+    let key = match by {
+        By::Key(key) => Some(key.raw()),
+        By::Uid(event_id) => super::accept::message_by_event_id(connection, pieces, app.raw(), &event_id)?,
+    };
+    let Some((key, piece)) = key.and_then(|key| Some((key, piece_of(pieces, key)?))) else { return Ok(None) };
+    Ok(read_message(connection, piece, key)?.filter(|message| message.app == app))
+}
+
+const MESSAGE_COLUMNS: &str = "key, app, event_type, owed, extra, payload";
+
+pub fn read_message(connection: &Connection, piece: Piece, key: i64) -> rusqlite::Result<Option<Message>> {
+    let sql = "SELECT key, app, event_type, owed, extra, payload FROM message_{n} WHERE key = ?1";
+    super::optional(piece.prepare(connection, sql)?.query_row([key], message_from))
+}
+
+fn message_from(row: &Row<'_>) -> rusqlite::Result<Message> {
+    let key: i64 = row.get(0)?;
+    let (content, payload_gone) = content(row.get(2)?, row.get(4)?, row.get(5)?)?;
+    Ok(Message {
+        key: MessageKey::new(key),
+        app: AppKey::new(row.get(1)?),
+        accepted_at: time_of_key(key),
+        content,
+        payload_gone,
+        owed: unpack(row.get_ref(3)?.as_blob()?),
+    })
+}
+
+pub fn messages(
+    connection: &Connection,
+    pieces: &[Piece],
+    app: AppKey,
+    filter: &MessageFilter,
+    page: &Page<MessageKey>,
+) -> rusqlite::Result<Vec<Message>> {
+    let mut found = Vec::new();
+    each_message(connection, pieces, app, filter, page, |message| {
+        found.push(message);
+        Ok(if found.len() == page.limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(in_list_order(page, found))
+}
+
+/// Walks an application's messages in the page's reading order, piece by piece, until told to stop.
+fn each_message(
+    connection: &Connection,
+    pieces: &[Piece],
+    app: AppKey,
+    filter: &MessageFilter,
+    page: &Page<MessageKey>,
+    mut visit: impl FnMut(Message) -> rusqlite::Result<ControlFlow<()>>,
+) -> rusqlite::Result<()> {
+    let span = Span::of(page, MessageKey::raw).within(filter.after, filter.before);
+    for piece in in_reading_order(pieces, &span) {
+        let sql = format!(
+            "SELECT {MESSAGE_COLUMNS} FROM message_{{n}} WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key {}",
+            span.direction()
+        );
+        let mut select = piece.prepare(connection, &sql)?;
+        let mut rows = select.query((app.raw(), span.low, span.high))?;
+        while let Some(row) = rows.next()? {
+            let message = message_from(row)?;
+            if wanted(filter, &message.content) && visit(message)?.is_break() {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pieces that can hold keys of the span, in the order in which to read them.
+fn in_reading_order(pieces: &[Piece], span: &Span) -> Vec<Piece> {
+    let mut chosen: Vec<Piece> = pieces
+        .iter()
+        .enumerate()
+        .filter(|(index, piece)| {
+            let ends_before = pieces.get(index + 1).is_some_and(|next| next.first_key <= span.low);
+            !ends_before && piece.first_key < span.high
+        })
+        .map(|(_, piece)| *piece)
+        .collect();
+    if span.reading == Order::Descending {
+        chosen.reverse();
+    }
+    chosen
+}
+
+fn wanted(filter: &MessageFilter, content: &Content) -> bool {
+    let has = |list: &[String], wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| list.contains(wanted));
+    (filter.event_types.is_empty() || filter.event_types.contains(&content.event_type))
+        && has(&content.channels, &filter.channel)
+        && has(&content.tags, &filter.tag)
+}
+
+const ATTEMPT_COLUMNS: &str = "message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration,
+    status, url, response, death, next_due, backoff, jitter, retry_after, capped";
+
+fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
+    let duration = |index| Ok::<_, rusqlite::Error>(row.get::<_, Option<u64>>(index)?.map(Duration::from_millis));
+    let response: Option<Vec<u8>> = row.get(12)?;
+    let delay = Delay {
+        backoff: duration(15)?.unwrap_or_default(),
+        jitter: duration(16)?.unwrap_or_default(),
+        retry_after: duration(17)?,
+        capped: row.get::<_, Option<bool>>(18)?.unwrap_or_default(),
+    };
+    Ok(Attempt {
+        key: AttemptKey::new(row.get(1)?),
+        id: DeliveryId {
+            endpoint: EndpointKey::new(row.get(2)?),
+            message: MessageKey::new(row.get(0)?),
+            trigger: trigger_of(row.get(5)?)?,
+        },
+        cycle: row.get(6)?,
+        number: row.get(7)?,
+        expunged: response.is_none(),
+        record: AttemptRecord {
+            started_at: Timestamp::from_millis(row.get(8)?),
+            duration: Duration::from_millis(row.get(9)?),
+            url: row.get::<_, String>(11)?.into(),
+            status: row.get(10)?,
+            response: response.map(Bytes::from).unwrap_or_default(),
+            class: class_of(row.get(3)?)?,
+            rule: rule_of(row.get(4)?)?,
+        },
+        next: row.get::<_, Option<i64>>(14)?.map(|due| (Timestamp::from_millis(due), delay)),
+        death: row.get::<_, Option<i64>>(13)?.map(death_of).transpose()?,
+    })
+}
+
+pub fn attempt(
+    connection: &Connection,
+    pieces: &[Piece],
+    message: MessageKey,
+    attempt: AttemptKey,
+) -> rusqlite::Result<Option<Attempt>> {
+    let Some(piece) = piece_of(pieces, message.raw()) else { return Ok(None) };
+    let sql = format!("SELECT {ATTEMPT_COLUMNS} FROM attempt_{{n}} WHERE message = ?1 AND key = ?2");
+    super::optional(piece.prepare(connection, &sql)?.query_row((message.raw(), attempt.raw()), attempt_from))
+}
+
+pub fn attempts(
+    connection: &Connection,
+    pieces: &[Piece],
+    of: AttemptsOf,
+    filter: &AttemptFilter,
+    page: &Page<AttemptKey>,
+) -> rusqlite::Result<Vec<Attempt>> {
+    let span = Span::of(page, AttemptKey::raw).within(filter.message.after, filter.message.before);
+    // An attempt lies with its message, so those of one endpoint are spread over all pieces, each piece in order.
+    let (column, owner, chosen) = match of {
+        AttemptsOf::Message(message) => ("message", message.raw(), piece_of(pieces, message.raw()).as_slice().to_vec()),
+        AttemptsOf::Endpoint(_, endpoint) => ("endpoint", endpoint.raw(), pieces.to_vec()),
+    };
+    let mut found = Vec::new();
+    for piece in chosen {
+        let sql = format!(
+            "SELECT {ATTEMPT_COLUMNS} FROM attempt_{{n}} WHERE {column} = ?1 AND key > ?2 AND key < ?3 ORDER BY key {}",
+            span.direction()
+        );
+        let mut select = piece.prepare(connection, &sql)?;
+        let mut rows = select.query((owner, span.low, span.high))?;
+        let mut taken = 0;
+        while taken < page.limit
+            && let Some(row) = rows.next()?
+        {
+            let attempt = attempt_from(row)?;
+            if attempt_wanted(connection, piece, filter, &attempt)? {
+                found.push(attempt);
+                taken += 1;
+            }
+        }
+    }
+    match span.reading {
+        Order::Ascending => found.sort_by_key(|attempt| attempt.key),
+        Order::Descending => found.sort_by_key(|attempt| std::cmp::Reverse(attempt.key)),
+    }
+    found.truncate(page.limit);
+    Ok(in_list_order(page, found))
+}
+
+fn attempt_wanted(
+    connection: &Connection,
+    piece: Piece,
+    filter: &AttemptFilter,
+    attempt: &Attempt,
+) -> rusqlite::Result<bool> {
+    let succeeded = attempt.record.class == Class::Delivered;
+    let status_class = attempt.record.status.map_or(0, |status| status / 100);
+    let by_itself = filter.endpoint.is_none_or(|endpoint| endpoint == attempt.id.endpoint)
+        && filter.succeeded.is_none_or(|wanted| wanted == succeeded)
+        && filter.status_class.is_none_or(|class| class == status_class);
+    let asks_message =
+        !filter.message.event_types.is_empty() || filter.message.channel.is_some() || filter.message.tag.is_some();
+    if !by_itself || !asks_message {
+        return Ok(by_itself);
+    }
+    let message = read_message(connection, piece, attempt.id.message.raw())?;
+    Ok(message.is_some_and(|message| wanted(&filter.message, &message.content)))
+}
+
+pub fn deliveries(
+    connection: &Connection,
+    pieces: &[Piece],
+    message: MessageKey,
+) -> rusqlite::Result<Vec<(EndpointKey, DeliveryState)>> {
+    let snapshot = connection.unchecked_transaction()?;
+    let Some(piece) = piece_of(pieces, message.raw()) else { return Ok(Vec::new()) };
+    let Some(found) = read_message(&snapshot, piece, message.raw())? else { return Ok(Vec::new()) };
+    let mut owed = found.owed;
+    owed.sort_unstable();
+    owed.into_iter().map(|endpoint| Ok((endpoint, state(&snapshot, piece, message, endpoint)?))).collect()
+}
+
+pub fn messages_of_endpoint(
+    connection: &Connection,
+    pieces: &[Piece],
+    (app, endpoint): (AppKey, EndpointKey),
+    filter: &MessageFilter,
+    states: &[StateKind],
+    page: &Page<MessageKey>,
+) -> rusqlite::Result<Vec<(Message, DeliveryState)>> {
+    let mut found = Vec::new();
+    each_message(connection, pieces, app, filter, page, |message| {
+        let Some(piece) = piece_of(pieces, message.key.raw()).filter(|_| message.owed.contains(&endpoint)) else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        let state = state(connection, piece, message.key, endpoint)?;
+        if states.is_empty() || states.contains(&kind(state)) {
+            found.push((message, state));
+        }
+        Ok(if found.len() == page.limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(in_list_order(page, found))
+}
+
+fn kind(state: DeliveryState) -> StateKind {
+    match state {
+        DeliveryState::Pending { .. } => StateKind::Pending,
+        DeliveryState::Sending { .. } => StateKind::Sending,
+        DeliveryState::Delivered => StateKind::Delivered,
+        DeliveryState::Dead { .. } => StateKind::Dead,
+    }
+}
+
+/// A success once is a success for good; otherwise what waits counts, then what is dead.
+fn state(
+    connection: &Connection,
+    piece: Piece,
+    message: MessageKey,
+    endpoint: EndpointKey,
+) -> rusqlite::Result<DeliveryState> {
+    let both = (endpoint.raw(), message.raw());
+    let delivered: bool = piece
+        .prepare(
+            connection,
+            "SELECT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND endpoint = ?1 AND class = 0)",
+        )?
+        .query_row(both, |row| row.get(0))?;
+    if delivered {
+        return Ok(DeliveryState::Delivered);
+    }
+    let waiting = super::optional(
+        connection
+            .prepare_cached(
+                "SELECT due, attempts + cycle FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = 0",
+            )?
+            .query_row(both, |row| Ok((Timestamp::from_millis(row.get(0)?), row.get::<_, i64>(1)?))),
+    )?;
+    if let Some((due, tried)) = waiting {
+        return Ok(if tried > 0 { DeliveryState::Sending { due } } else { DeliveryState::Pending { due: Some(due) } });
+    }
+    let dead = super::optional(
+        connection
+            .prepare_cached("SELECT at, reason FROM dead WHERE endpoint = ?1 AND message = ?2")?
+            .query_row(both, |row| Ok((Timestamp::from_millis(row.get(0)?), death_of(row.get(1)?)?))),
+    )?;
+    Ok(match dead {
+        Some((at, reason)) => DeliveryState::Dead { at, reason },
+        None => DeliveryState::Pending { due: None },
+    })
+}
+
+pub fn stats(
+    connection: &Connection,
+    pieces: &[Piece],
+    endpoint: EndpointKey,
+    since: Timestamp,
+    until: Timestamp,
+) -> rusqlite::Result<Stats> {
+    let snapshot = connection.unchecked_transaction()?;
+    let (from, to) = (first_key_at(since), first_key_at(until));
+    let mut stats = Stats::default();
+    let span = Span { low: from - 1, high: to, reading: Order::Ascending };
+    for piece in in_reading_order(pieces, &span) {
+        let success: u64 = piece
+            .prepare(
+                &snapshot,
+                "SELECT count(DISTINCT message) FROM attempt_{n}
+                 WHERE endpoint = ?1 AND key >= ?2 AND class = ?4 AND message >= ?2 AND message < ?3",
+            )?
+            .query_row((endpoint.raw(), from, to, class_code(Class::Delivered)), |row| row.get(0))?;
+        stats.success += success;
+    }
+    (stats.pending, stats.sending) = snapshot
+        .prepare_cached(
+            "SELECT count(*) FILTER (WHERE attempts + cycle = 0), count(*) FILTER (WHERE attempts + cycle > 0)
+             FROM waiting WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0",
+        )?
+        .query_row((endpoint.raw(), from, to), |row| Ok((row.get(0)?, row.get(1)?)))?;
+    stats.fail = snapshot
+        .prepare_cached("SELECT count(*) FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3")?
+        .query_row((endpoint.raw(), from, to), |row| row.get(0))?;
+    Ok(stats)
+}

@@ -1,0 +1,67 @@
+//! Finds, after a crash, what had been accepted and handed over but had no row of its own yet.
+//!
+//! The writer notes now and then up to which message everything has a row. Only what came after that is looked
+//! through, so a start costs what the last moments before the crash brought, and not what the store holds.
+
+use super::{
+    accept::unpack,
+    pieces::Piece,
+    settle::start_waiting,
+    writer::{WATERMARK, note, noted},
+};
+use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
+use rusqlite::Connection;
+
+/// Messages looked through in one transaction.
+const STEP: usize = 5_000;
+
+/// Gives every delivery that lacks one a row, and returns how many did.
+pub fn recover(connection: &mut Connection, pieces: &[Piece], now: Timestamp) -> rusqlite::Result<u64> {
+    let mut found = 0;
+    let mut reached = noted(connection, WATERMARK)?.unwrap_or(0);
+    for (index, piece) in pieces.iter().enumerate() {
+        if pieces.get(index + 1).is_some_and(|next| next.first_key <= reached) {
+            continue;
+        }
+        loop {
+            let step = connection.transaction()?;
+            let messages = read_owed(&step, *piece, reached)?;
+            let Some((last, _)) = messages.last() else { break };
+            reached = *last;
+            for (message, owed) in &messages {
+                for endpoint in owed {
+                    if !has_row(&step, *piece, *message, *endpoint)? {
+                        let id = DeliveryId {
+                            endpoint: *endpoint,
+                            message: MessageKey::new(*message),
+                            trigger: Trigger::Scheduled,
+                        };
+                        start_waiting(&step, id, now, 0)?;
+                        found += 1;
+                    }
+                }
+            }
+            note(&step, WATERMARK, reached)?;
+            step.commit()?;
+        }
+    }
+    Ok(found)
+}
+
+fn read_owed(connection: &Connection, piece: Piece, after: i64) -> rusqlite::Result<Vec<(i64, Vec<EndpointKey>)>> {
+    piece
+        .prepare(connection, "SELECT key, owed FROM message_{n} WHERE key > ?1 ORDER BY key LIMIT ?2")?
+        .query_map((after, STEP), |row| Ok((row.get(0)?, unpack(row.get_ref(1)?.as_blob()?))))?
+        .collect()
+}
+
+fn has_row(connection: &Connection, piece: Piece, message: i64, endpoint: EndpointKey) -> rusqlite::Result<bool> {
+    piece
+        .prepare(
+            connection,
+            "SELECT EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = 0)
+                 OR EXISTS (SELECT 1 FROM dead WHERE endpoint = ?1 AND message = ?2)
+                 OR EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND endpoint = ?1 AND trigger_code = 0)",
+        )?
+        .query_row((endpoint.raw(), message), |row| row.get(0))
+}

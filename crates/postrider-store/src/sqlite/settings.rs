@@ -1,0 +1,422 @@
+//! Applications, endpoints and event types.
+//!
+//! They are read, changed by the caller and put back with the version they were read at: whoever comes second
+//! is told so, instead of undoing the first one's change.
+
+use super::{
+    from_json,
+    pieces::{Span, in_list_order},
+    settle::{bury, revive, start_waiting},
+    to_json,
+    writer::Batch,
+};
+use crate::{
+    Answer, Application, Archived, By, Committed, Cut, Endpoint, EventType, Expect, Order, Page, PutError, Remember,
+};
+use bytes::Bytes;
+use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
+use rusqlite::{Connection, Row, named_params};
+
+/// Deliveries of deleted endpoints moved to the dead letters in one go.
+const BURY_STEP: usize = 500;
+
+/// What a put makes of it: carried out, or refused with nothing changed.
+pub type Put = Result<(), PutError>;
+
+/// Recognises a repeated request; otherwise keeps its answer for the repetition to come.
+pub fn remember(batch: &Batch<'_>, remember: Option<&Remember>, at: Timestamp) -> rusqlite::Result<Put> {
+    let Some(Remember { idempotency, answer }) = remember else { return Ok(Ok(())) };
+    let earlier = super::optional(
+        batch.transaction.prepare_cached("SELECT request, status, body FROM answer WHERE key = ?1")?.query_row(
+            [idempotency.key],
+            |row| {
+                let answer = Answer { status: row.get(1)?, body: Bytes::from(row.get::<_, Vec<u8>>(2)?) };
+                Ok((row.get::<_, [u8; 16]>(0)?, answer))
+            },
+        ),
+    )?;
+    match earlier {
+        Some((request, _)) if idempotency.chosen && request != idempotency.request => Ok(Err(PutError::KeyReused)),
+        Some((_, answer)) => Ok(Err(PutError::Repeated(answer))),
+        None => {
+            batch.transaction.prepare_cached("INSERT INTO answer VALUES (?1, ?2, ?3, ?4, ?5)")?.execute((
+                idempotency.key,
+                at.as_millis(),
+                idempotency.request,
+                answer.status,
+                answer.body.as_ref(),
+            ))?;
+            Ok(Ok(()))
+        }
+    }
+}
+
+/// Forgets an answer that was kept for a change which was then refused.
+fn forget(batch: &Batch<'_>, remember: Option<&Remember>) -> rusqlite::Result<()> {
+    if let Some(remember) = remember {
+        let mut delete = batch.transaction.prepare_cached("DELETE FROM answer WHERE key = ?1")?;
+        delete.execute([remember.idempotency.key])?;
+    }
+    Ok(())
+}
+
+/// Runs a change between recognising a repetition and keeping its answer.
+pub fn put(
+    batch: &mut Batch<'_>,
+    kept: Option<Remember>,
+    at: Timestamp,
+    change: impl FnOnce(&mut Batch<'_>) -> rusqlite::Result<Put>,
+) -> rusqlite::Result<Put> {
+    if let Err(refusal) = remember(batch, kept.as_ref(), at)? {
+        return Ok(Err(refusal));
+    }
+    let outcome = change(batch)?;
+    if outcome.is_err() {
+        forget(batch, kept.as_ref())?;
+    }
+    Ok(outcome)
+}
+
+pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect: Expect) -> rusqlite::Result<Put> {
+    let connection = &batch.transaction;
+    let taken: bool = connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM application WHERE uid = ?1 AND key <> ?2)")?
+        .query_row((&application.uid, application.key.raw()), |row| row.get(0))?;
+    if taken {
+        return Ok(Err(PutError::Taken));
+    }
+    let sql = match expect {
+        Expect::Absent => {
+            "INSERT INTO application VALUES
+             (:key, :version, :uid, :name, :rate_limit, :metadata, :created_at, :updated_at, NULL)"
+        }
+        Expect::Version(_) => {
+            "UPDATE application SET version = :version, uid = :uid, name = :name, rate_limit = :rate_limit,
+                 metadata = :metadata, created_at = :created_at, updated_at = :updated_at
+             WHERE key = :key AND version = :version - 1 AND deleted_at IS NULL"
+        }
+    };
+    let changed = connection.prepare_cached(sql)?.execute(named_params! {
+        ":key": application.key.raw(),
+        ":version": next_version(expect),
+        ":uid": application.uid,
+        ":name": application.name,
+        ":rate_limit": application.rate_limit,
+        ":metadata": to_json(&application.metadata),
+        ":created_at": application.created_at.as_millis(),
+        ":updated_at": application.updated_at.as_millis(),
+    })?;
+    batch.announce(Committed::Settings { app: application.key });
+    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+}
+
+fn next_version(expect: Expect) -> i64 {
+    match expect {
+        Expect::Absent => 1,
+        Expect::Version(read) => read + 1,
+    }
+}
+
+fn application_from(row: &Row<'_>) -> rusqlite::Result<Application> {
+    Ok(Application {
+        key: AppKey::new(row.get("key")?),
+        version: row.get("version")?,
+        uid: row.get("uid")?,
+        name: row.get("name")?,
+        rate_limit: row.get("rate_limit")?,
+        metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
+        created_at: Timestamp::from_millis(row.get("created_at")?),
+        updated_at: Timestamp::from_millis(row.get("updated_at")?),
+    })
+}
+
+pub fn application(connection: &Connection, by: By<AppKey>) -> rusqlite::Result<Option<Application>> {
+    super::optional(match by {
+        By::Key(key) => connection
+            .prepare_cached("SELECT * FROM application WHERE key = ?1 AND deleted_at IS NULL")?
+            .query_row([key.raw()], application_from),
+        By::Uid(uid) => connection
+            .prepare_cached("SELECT * FROM application WHERE uid = ?1 AND deleted_at IS NULL")?
+            .query_row([uid], application_from),
+    })
+}
+
+pub fn applications(connection: &Connection, page: &Page<AppKey>) -> rusqlite::Result<Vec<Application>> {
+    let span = Span::of(page, AppKey::raw);
+    let sql = format!(
+        "SELECT * FROM application WHERE key > ?1 AND key < ?2 AND deleted_at IS NULL ORDER BY key {} LIMIT ?3",
+        span.direction()
+    );
+    let rows = connection
+        .prepare_cached(&sql)?
+        .query_map((span.low, span.high, page.limit), application_from)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(in_list_order(page, rows))
+}
+
+pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> rusqlite::Result<bool> {
+    let deleted = batch
+        .transaction
+        .prepare_cached("UPDATE application SET deleted_at = ?2, uid = NULL WHERE key = ?1 AND deleted_at IS NULL")?
+        .execute((app.raw(), at.as_millis()))?;
+    batch
+        .transaction
+        .prepare_cached(
+            "UPDATE endpoint SET deleted_at = ?2, uid = NULL, sealed = x'' WHERE app = ?1 AND deleted_at IS NULL",
+        )?
+        .execute((app.raw(), at.as_millis()))?;
+    batch.announce(Committed::Settings { app });
+    Ok(deleted == 1)
+}
+
+pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) -> rusqlite::Result<Put> {
+    let connection = &batch.transaction;
+    let taken: bool = connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM endpoint WHERE app = ?1 AND uid = ?2 AND key <> ?3)")?
+        .query_row((endpoint.app.raw(), &endpoint.uid, endpoint.key.raw()), |row| row.get(0))?;
+    if taken {
+        return Ok(Err(PutError::Taken));
+    }
+    let application_lives: bool = connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM application WHERE key = ?1 AND deleted_at IS NULL)")?
+        .query_row([endpoint.app.raw()], |row| row.get(0))?;
+    if !application_lives {
+        return Ok(Err(PutError::Changed));
+    }
+    let sql = match expect {
+        Expect::Absent => {
+            "INSERT INTO endpoint VALUES
+             (:key, :app, :version, :uid, :url, :description, :disabled, :event_types, :channels, :metadata,
+              :rate_limit, :sealed, :created_at, :updated_at, NULL, 0)"
+        }
+        Expect::Version(_) => {
+            "UPDATE endpoint SET version = :version, uid = :uid, url = :url, description = :description,
+                 disabled = :disabled, event_types = :event_types, channels = :channels, metadata = :metadata,
+                 rate_limit = :rate_limit, sealed = :sealed, created_at = :created_at, updated_at = :updated_at
+             WHERE key = :key AND app = :app AND version = :version - 1 AND deleted_at IS NULL"
+        }
+    };
+    let changed = connection.prepare_cached(sql)?.execute(named_params! {
+        ":key": endpoint.key.raw(),
+        ":app": endpoint.app.raw(),
+        ":version": next_version(expect),
+        ":uid": endpoint.uid,
+        ":url": endpoint.url,
+        ":description": endpoint.description,
+        ":disabled": endpoint.disabled,
+        ":event_types": endpoint.event_types.as_ref().map(to_json),
+        ":channels": endpoint.channels.as_ref().map(to_json),
+        ":metadata": to_json(&endpoint.metadata),
+        ":rate_limit": endpoint.rate_limit,
+        ":sealed": endpoint.sealed,
+        ":created_at": endpoint.created_at.as_millis(),
+        ":updated_at": endpoint.updated_at.as_millis(),
+    })?;
+    batch.announce(Committed::Settings { app: endpoint.app });
+    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+}
+
+fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
+    let list = |column: &str| -> rusqlite::Result<Option<Vec<String>>> {
+        row.get_ref(column)?.as_str_or_null()?.map(from_json).transpose()
+    };
+    Ok(Endpoint {
+        key: EndpointKey::new(row.get("key")?),
+        app: AppKey::new(row.get("app")?),
+        version: row.get("version")?,
+        uid: row.get("uid")?,
+        url: row.get("url")?,
+        description: row.get("description")?,
+        disabled: row.get("disabled")?,
+        event_types: list("event_types")?,
+        channels: list("channels")?,
+        metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
+        rate_limit: row.get("rate_limit")?,
+        sealed: row.get("sealed")?,
+        created_at: Timestamp::from_millis(row.get("created_at")?),
+        updated_at: Timestamp::from_millis(row.get("updated_at")?),
+    })
+}
+
+pub fn endpoint(connection: &Connection, app: AppKey, by: By<EndpointKey>) -> rusqlite::Result<Option<Endpoint>> {
+    super::optional(match by {
+        By::Key(key) => connection
+            .prepare_cached("SELECT * FROM endpoint WHERE app = ?1 AND key = ?2 AND deleted_at IS NULL")?
+            .query_row((app.raw(), key.raw()), endpoint_from),
+        By::Uid(uid) => connection
+            .prepare_cached("SELECT * FROM endpoint WHERE app = ?1 AND uid = ?2 AND deleted_at IS NULL")?
+            .query_row((app.raw(), uid), endpoint_from),
+    })
+}
+
+pub fn endpoint_of_lane(connection: &Connection, endpoint: EndpointKey) -> rusqlite::Result<Option<Endpoint>> {
+    super::optional(
+        connection
+            .prepare_cached("SELECT * FROM endpoint WHERE key = ?1 AND deleted_at IS NULL")?
+            .query_row([endpoint.raw()], endpoint_from),
+    )
+}
+
+pub fn endpoints(connection: &Connection, app: AppKey, page: &Page<EndpointKey>) -> rusqlite::Result<Vec<Endpoint>> {
+    let span = Span::of(page, EndpointKey::raw);
+    let sql = format!(
+        "SELECT * FROM endpoint WHERE app = ?1 AND key > ?2 AND key < ?3 AND deleted_at IS NULL ORDER BY key {} LIMIT ?4",
+        span.direction()
+    );
+    let rows = connection
+        .prepare_cached(&sql)?
+        .query_map((app.raw(), span.low, span.high, page.limit), endpoint_from)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(in_list_order(page, rows))
+}
+
+pub fn delete_endpoint(
+    batch: &mut Batch<'_>,
+    app: AppKey,
+    endpoint: EndpointKey,
+    at: Timestamp,
+) -> rusqlite::Result<bool> {
+    let deleted = batch
+        .transaction
+        .prepare_cached(
+            "UPDATE endpoint SET deleted_at = ?3, uid = NULL, sealed = x''
+             WHERE app = ?1 AND key = ?2 AND deleted_at IS NULL",
+        )?
+        .execute((app.raw(), endpoint.raw(), at.as_millis()))?;
+    batch.announce(Committed::Settings { app });
+    Ok(deleted == 1)
+}
+
+/// Moves what waits for a deleted endpoint to the dead letters, a step at a time.
+pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool> {
+    let connection = &batch.transaction;
+    let next = super::optional(
+        connection
+            .prepare_cached("SELECT key FROM endpoint WHERE deleted_at IS NOT NULL AND buried = 0 LIMIT 1")?
+            .query_row([], |row| row.get::<_, i64>(0)),
+    )?;
+    let Some(endpoint) = next else { return Ok(false) };
+    let waiting: Vec<(i64, u32)> = connection
+        .prepare_cached("SELECT message, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
+        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut delete = connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2")?;
+    for (message, cycle) in &waiting {
+        let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
+        delete.execute((endpoint, message))?;
+        bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
+    }
+    if waiting.len() < BURY_STEP {
+        connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
+    }
+    Ok(true)
+}
+
+fn scheduled(endpoint: EndpointKey, message: MessageKey) -> DeliveryId {
+    DeliveryId { endpoint, message, trigger: Trigger::Scheduled }
+}
+
+/// A resend that a person asked for: one more try, beside whatever the schedule does.
+pub fn resend(
+    batch: &mut Batch<'_>,
+    message: MessageKey,
+    endpoint: EndpointKey,
+    at: Timestamp,
+) -> rusqlite::Result<Put> {
+    let id = DeliveryId { endpoint, message, trigger: Trigger::Manual };
+    start_waiting(&batch.transaction, id, at, 0)?;
+    batch.announce(Committed::Waiting { endpoint, due: at });
+    Ok(Ok(()))
+}
+
+/// Puts a dead delivery back on its schedule, as a new cycle.
+pub fn requeue(
+    connection: &Connection,
+    endpoint: EndpointKey,
+    message: MessageKey,
+    cycle: u32,
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    let id = scheduled(endpoint, message);
+    revive(connection, id)?;
+    start_waiting(connection, id, at, cycle)
+}
+
+pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Expect) -> rusqlite::Result<Put> {
+    let connection = &batch.transaction;
+    let sql = match expect {
+        Expect::Absent => {
+            "INSERT OR IGNORE INTO event_type VALUES
+             (:name, :version, :description, :archived, :deprecated, :feature_flags, :group_name, :schemas,
+              :created_at, :updated_at)"
+        }
+        Expect::Version(_) => {
+            "UPDATE event_type SET version = :version, description = :description, archived = :archived,
+                 deprecated = :deprecated, feature_flags = :feature_flags, group_name = :group_name,
+                 schemas = :schemas, created_at = :created_at, updated_at = :updated_at
+             WHERE name = :name AND version = :version - 1"
+        }
+    };
+    let changed = connection.prepare_cached(sql)?.execute(named_params! {
+        ":name": event_type.name,
+        ":version": next_version(expect),
+        ":description": event_type.description,
+        ":archived": event_type.archived,
+        ":deprecated": event_type.deprecated,
+        ":feature_flags": event_type.feature_flags.as_ref().map(to_json),
+        ":group_name": event_type.group_name,
+        ":schemas": event_type.schemas,
+        ":created_at": event_type.created_at.as_millis(),
+        ":updated_at": event_type.updated_at.as_millis(),
+    })?;
+    Ok(match (changed, expect) {
+        (1.., _) => Ok(()),
+        (0, Expect::Absent) => Err(PutError::Taken),
+        (0, Expect::Version(_)) => Err(PutError::Changed),
+    })
+}
+
+fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
+    Ok(EventType {
+        name: row.get("name")?,
+        version: row.get("version")?,
+        description: row.get("description")?,
+        archived: row.get("archived")?,
+        deprecated: row.get("deprecated")?,
+        feature_flags: row.get_ref("feature_flags")?.as_str_or_null()?.map(from_json).transpose()?,
+        group_name: row.get("group_name")?,
+        schemas: row.get("schemas")?,
+        created_at: Timestamp::from_millis(row.get("created_at")?),
+        updated_at: Timestamp::from_millis(row.get("updated_at")?),
+    })
+}
+
+pub fn event_type(connection: &Connection, name: &str) -> rusqlite::Result<Option<EventType>> {
+    super::optional(
+        connection.prepare_cached("SELECT * FROM event_type WHERE name = ?1")?.query_row([name], event_type_from),
+    )
+}
+
+pub fn event_types(
+    connection: &Connection,
+    page: &Page<String>,
+    archived: Archived,
+) -> rusqlite::Result<Vec<EventType>> {
+    let (comparison, direction, from) = match (&page.from, page.order) {
+        (Some(Cut::Past(name)), Order::Ascending) => (">", "ASC", Some(name)),
+        (Some(Cut::Past(name)), Order::Descending) => ("<", "DESC", Some(name)),
+        (Some(Cut::Before(name)), Order::Ascending) => ("<", "DESC", Some(name)),
+        (Some(Cut::Before(name)), Order::Descending) => (">", "ASC", Some(name)),
+        (None, Order::Ascending) => (">", "ASC", None),
+        (None, Order::Descending) => (">", "DESC", None),
+    };
+    let sql = format!(
+        "SELECT * FROM event_type WHERE (?1 IS NULL OR name {comparison} ?1) AND (?2 OR NOT archived)
+         ORDER BY name {direction} LIMIT ?3"
+    );
+    let rows = connection
+        .prepare_cached(&sql)?
+        .query_map((from, archived == Archived::Show, page.limit), event_type_from)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(in_list_order(page, rows))
+}

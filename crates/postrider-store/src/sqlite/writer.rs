@@ -1,0 +1,353 @@
+//! The one writer, and group commit.
+//!
+//! Whoever wants something written queues a job and waits. The writer takes everything that is queued, runs it
+//! in one transaction, syncs once and answers all. Alone, a job is committed at once; under load the batches
+//! grow by themselves, and the cost of a sync is shared by hundreds.
+
+use super::{
+    OpenError,
+    pieces::{Minter, Piece, Pieces, piece_of, time_of_key},
+    schema,
+};
+use crate::{Committed, StoreError};
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc as async_mpsc, oneshot};
+
+/// A new piece is begun after so many messages, or so much time, whichever comes first.
+const PIECE_MESSAGES_MAX: u64 = 500_000;
+const PIECE_AGE_MAX: Duration = Duration::from_hours(24);
+
+/// A batch is closed at this size, so that the first to queue does not wait for ever.
+const BATCH_JOBS_MAX: usize = 4_096;
+
+/// While jobs come faster than one at a time, commits are at least this far apart: a third of the
+/// processor time for less than a millisecond of waiting.
+const COMMIT_GAP: Duration = Duration::from_micros(1_000);
+
+/// How stale the noted watermark may get. After a crash, what came since is looked through once.
+const NOTE_EVERY: Duration = Duration::from_millis(500);
+
+pub const WATERMARK: &str = "settled_through";
+pub const MINTED: &str = "minted_through";
+
+/// A transaction under way, and what will be true once it is committed.
+pub struct Batch<'c> {
+    pub transaction: Transaction<'c>,
+    pub minter: &'c Minter,
+    pieces: Pieces,
+    piece_messages: u64,
+    committed: Vec<Committed>,
+    /// Messages that owe so many hand-offs.
+    handed: Vec<(i64, usize)>,
+    /// One entry for each hand-off that got a row.
+    landed: Vec<i64>,
+}
+
+impl Batch<'_> {
+    pub fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    pub fn current_piece(&self) -> Piece {
+        *self.pieces.last().expect("there is always a piece")
+    }
+
+    pub fn piece_of(&self, message: i64) -> Option<Piece> {
+        piece_of(&self.pieces, message)
+    }
+
+    pub fn announce(&mut self, committed: Committed) {
+        self.committed.push(committed);
+    }
+
+    /// The message's deliveries are handed to their lanes and have no rows of their own yet.
+    pub fn hand_over(&mut self, message: i64, deliveries: usize) {
+        self.piece_messages += 1;
+        if deliveries > 0 {
+            self.handed.push((message, deliveries));
+        }
+    }
+
+    /// One of the message's hand-offs now has a row.
+    pub fn land(&mut self, message: i64) {
+        self.landed.push(message);
+    }
+
+    pub fn replace_pieces(&mut self, pieces: Vec<Piece>) {
+        self.pieces = Arc::new(pieces);
+    }
+
+    fn begin_piece_if_due(&mut self) -> rusqlite::Result<()> {
+        let current = self.current_piece();
+        let age = time_of_key(self.minter.last()).since(time_of_key(current.first_key));
+        if self.piece_messages < PIECE_MESSAGES_MAX && (age < PIECE_AGE_MAX || self.piece_messages == 0) {
+            return Ok(());
+        }
+        let next = Piece { number: current.number + 1, first_key: self.minter.last() + 1 };
+        schema::create_piece(&self.transaction, next.number, next.first_key)?;
+        let mut pieces = Vec::clone(&self.pieces);
+        pieces.push(next);
+        self.pieces = Arc::new(pieces);
+        self.piece_messages = 0;
+        Ok(())
+    }
+}
+
+/// Something queued: first run, then told whether it was committed.
+trait Job: Send {
+    fn run(&mut self, batch: &mut Batch<'_>) -> rusqlite::Result<()>;
+    fn finish(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+struct Call<F, T> {
+    run: Option<F>,
+    outcome: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<F, T> Job for Call<F, T>
+where
+    F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn run(&mut self, batch: &mut Batch<'_>) -> rusqlite::Result<()> {
+        if let Some(run) = self.run.take() {
+            self.outcome = Some(run(batch)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, committed: Result<(), StoreError>) {
+        let answer = match (committed, self.outcome) {
+            (Ok(()), Some(outcome)) => Ok(outcome),
+            (Ok(()), None) => Err(StoreError::Closed),
+            (Err(error), _) => Err(error),
+        };
+        // Whoever asked may have gone away; what was committed stays committed.
+        let _ = self.reply.send(answer);
+    }
+}
+
+/// The writer as seen by those who queue.
+pub struct Writer {
+    jobs: Mutex<Option<Sender<Box<dyn Job>>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the writer shows to readers and to the dispatcher.
+pub struct Shared {
+    pub pieces: Mutex<Pieces>,
+    pub minter: Minter,
+}
+
+impl Shared {
+    pub fn pieces(&self) -> Pieces {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Writer {
+    pub fn start(
+        connection: Connection,
+        shared: Arc<Shared>,
+        committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+    ) -> Result<Self, OpenError> {
+        let piece_messages = count_current_piece(&connection, &shared.pieces())?;
+        let (jobs, queue) = mpsc::channel();
+        let state = State {
+            connection,
+            shared,
+            committed,
+            piece_messages,
+            outstanding: BTreeMap::new(),
+            newest: 0,
+            noted_at: Instant::now(),
+            noted: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("postrider-writer".into())
+            .spawn(move || state.write_until_closed(&queue))
+            .map_err(OpenError::Thread)?;
+        Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Queues a job and waits until it is durable. If it goes wrong, nothing of its batch was written.
+    pub async fn run<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let call = Box::new(Call { run: Some(job), outcome: None, reply });
+        {
+            let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            jobs.as_ref().ok_or(StoreError::Closed)?.send(call).map_err(|_| StoreError::Closed)?;
+        }
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Lets what is queued finish, then ends the thread.
+    pub fn close(&self) {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn count_current_piece(connection: &Connection, pieces: &Pieces) -> rusqlite::Result<u64> {
+    let current = pieces.last().expect("there is always a piece");
+    current.prepare(connection, "SELECT count(*) FROM message_{n}")?.query_row([], |row| row.get(0))
+}
+
+/// What only the writer's own thread sees.
+struct State {
+    connection: Connection,
+    shared: Arc<Shared>,
+    committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+    piece_messages: u64,
+    /// Messages some of whose deliveries have no rows yet, with how many.
+    outstanding: BTreeMap<i64, usize>,
+    /// The greatest message key committed by this process.
+    newest: i64,
+    noted_at: Instant,
+    noted: Option<i64>,
+}
+
+impl State {
+    fn write_until_closed(mut self, queue: &Receiver<Box<dyn Job>>) {
+        let mut jobs = Vec::new();
+        while let Ok(first) = queue.recv() {
+            let begun = Instant::now();
+            jobs.push(first);
+            jobs.extend(queue.try_iter().take(BATCH_JOBS_MAX - 1));
+            let crowded = jobs.len() > 1;
+            let result = self.commit(&mut jobs);
+            for job in jobs.drain(..) {
+                job.finish(result.clone());
+            }
+            if crowded && let Some(rest) = COMMIT_GAP.checked_sub(begun.elapsed()) {
+                std::thread::sleep(rest);
+            }
+        }
+        if let Err(error) = self.note_watermark_now() {
+            tracing::warn!(%error, "could not note how far everything is settled; the next start looks through more");
+        }
+    }
+
+    fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), StoreError> {
+        let (pieces, piece_messages, changes) = self.attempt(jobs).map_err(|error| {
+            tracing::error!(%error, jobs = jobs.len(), "a batch could not be written and was rolled back");
+            translate(&error)
+        })?;
+        self.piece_messages = piece_messages;
+        *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
+        for (message, deliveries) in changes.handed {
+            self.outstanding.insert(message, deliveries);
+            self.newest = self.newest.max(message);
+        }
+        for message in changes.landed {
+            if let std::collections::btree_map::Entry::Occupied(mut entry) = self.outstanding.entry(message) {
+                *entry.get_mut() -= 1;
+                if *entry.get() == 0 {
+                    entry.remove();
+                }
+            }
+        }
+        if !changes.committed.is_empty() {
+            // Nobody listens during a clean stop; the next start finds the same in the store.
+            let _ = self.committed.send(changes.committed);
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, jobs: &mut [Box<dyn Job>]) -> rusqlite::Result<(Pieces, u64, Changes)> {
+        let watermark = self.watermark_to_note();
+        let mut batch = Batch {
+            transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
+            minter: &self.shared.minter,
+            pieces: self.shared.pieces(),
+            piece_messages: self.piece_messages,
+            committed: Vec::new(),
+            handed: Vec::new(),
+            landed: Vec::new(),
+        };
+        batch.begin_piece_if_due()?;
+        for job in jobs {
+            job.run(&mut batch)?;
+        }
+        if let Some(watermark) = watermark {
+            note(&batch.transaction, WATERMARK, watermark)?;
+            note(&batch.transaction, MINTED, batch.minter.last())?;
+        }
+        let Batch { transaction, pieces, piece_messages, committed, handed, landed, .. } = batch;
+        transaction.commit()?;
+        if let Some(watermark) = watermark {
+            self.noted_at = Instant::now();
+            self.noted = Some(watermark);
+        }
+        Ok((pieces, piece_messages, Changes { committed, handed, landed }))
+    }
+
+    /// Every message up to this key has a row for each of its deliveries.
+    fn watermark(&self) -> i64 {
+        self.outstanding.first_key_value().map_or(self.newest, |(oldest, _)| oldest - 1)
+    }
+
+    fn watermark_to_note(&self) -> Option<i64> {
+        let watermark = self.watermark();
+        let news = watermark > 0 && self.noted != Some(watermark);
+        (news && self.noted_at.elapsed() >= NOTE_EVERY).then_some(watermark)
+    }
+
+    fn note_watermark_now(&self) -> rusqlite::Result<()> {
+        let watermark = self.watermark();
+        if watermark > 0 {
+            note(&self.connection, WATERMARK, watermark)?;
+        }
+        note(&self.connection, MINTED, self.shared.minter.last())
+    }
+}
+
+struct Changes {
+    committed: Vec<Committed>,
+    handed: Vec<(i64, usize)>,
+    landed: Vec<i64>,
+}
+
+pub fn note(connection: &Connection, name: &str, value: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("INSERT INTO note VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")?
+        .execute((name, value.to_be_bytes()))?;
+    Ok(())
+}
+
+pub fn noted(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
+    let value: Option<[u8; 8]> = super::optional(
+        connection.prepare_cached("SELECT value FROM note WHERE name = ?1")?.query_row([name], |row| row.get(0)),
+    )?;
+    Ok(value.map(i64::from_be_bytes))
+}
+
+pub fn translate(error: &rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full,
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy,
+        _ => StoreError::Database(error.to_string()),
+    }
+}

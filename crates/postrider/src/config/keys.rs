@@ -1,0 +1,256 @@
+//! Every setting, once: its name, its form, its default and what it is for.
+//!
+//! The defaults are the lowest layer of the settings and the reference page is written from the same
+//! table, so that the page cannot say one thing and the server do another.
+
+use std::fmt::Write;
+
+pub struct Key {
+    pub name: &'static str,
+    pub form: Form,
+    /// `None`: not set.
+    pub default: Option<&'static str>,
+    pub secret: bool,
+    pub flag: Option<&'static str>,
+    pub about: &'static str,
+}
+
+/// How the text of a variable or a flag is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Text,
+    Switch,
+    Number,
+    /// Separated by commas in a variable; an array in the file.
+    List,
+}
+
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+pub fn nearest(name: &str) -> &'static str {
+    KEYS.iter()
+        .map(|key| key.name)
+        .min_by_key(|known| strsim::damerau_levenshtein(name, known))
+        .expect("the table has keys")
+}
+
+/// The page `docs/guide/settings.md`.
+pub fn reference() -> String {
+    let mut page = String::from(PREFACE);
+    for key in KEYS {
+        let default = key.default.map_or_else(|| "not set".to_owned(), |text| format!("`{}`", shown(key, text)));
+        let flag = key.flag.map_or_else(String::new, |flag| format!(", flag `{flag}`"));
+        write!(
+            page,
+            "\n### `{}`\n\nDefault: {default}. Variable `{}`{flag}.\n\n{}\n",
+            key.name,
+            variable(key.name),
+            key.about
+        )
+        .expect("writing to a string does not fail");
+    }
+    page
+}
+
+pub fn variable(name: &str) -> String {
+    format!("{VARIABLE_PREFIX}{}", name.to_ascii_uppercase())
+}
+
+fn shown(key: &Key, text: &str) -> String {
+    match key.form {
+        Form::Text => format!("\"{text}\""),
+        Form::Switch | Form::Number => text.to_owned(),
+        Form::List => format!("[{text}]"),
+    }
+}
+
+pub const VARIABLE_PREFIX: &str = "POSTRIDER_";
+
+const PREFACE: &str = "\
+# Settings
+
+<!-- Written from the table in crates/postrider/src/config/keys.rs; BLESS=1 cargo test -p postrider settings_page renews it. -->
+
+Settings come from three places, and the last one that names a setting wins:
+
+1. the file `postrider.toml` in the folder where the command runs, if there is one, or the file named with `--config`;
+2. variables `POSTRIDER_<NAME>`, for example `POSTRIDER_LISTEN`;
+3. flags.
+
+```toml
+# postrider.toml
+listen = \"0.0.0.0:8071\"
+data = \"/var/lib/postrider\"
+allow_subnets = [\"10.20.0.0/16\"]
+retention = \"30d\"
+```
+
+An unknown name, a value of the wrong type or out of range stops the start, with a message that says which
+setting, where it was written and what was meant. A duration is text with a unit: `500ms`, `10s`, `5m`,
+`12h`, `90d`, or several together, `1h30m`; a bare number is refused. Paths are relative to the folder where the
+command runs. A list is an array in the file, comma-separated text in a variable, and a repeated flag.
+
+Names that are variables but not settings: `POSTRIDER_URL` and `POSTRIDER_TOKEN` (for the commands that talk to a
+running server), `POSTRIDER_SECRET` (for `postrider receive`), and the ones that Kubernetes makes for a service
+called `postrider` (`POSTRIDER_PORT`, `POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`); they are passed over.
+
+## Reference
+";
+
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "listen",
+        form: Form::Text,
+        default: Some("127.0.0.1:8071"),
+        secret: false,
+        flag: Some("--listen"),
+        about: "The address and port that the API is served on. There is no TLS on it: put a proxy in front for anything beyond this machine.",
+    },
+    Key {
+        name: "data",
+        form: Form::Text,
+        default: Some("./postrider-data"),
+        secret: false,
+        flag: Some("--data"),
+        about: "The folder with the database and `keys.toml`. Made at first start. It must be on a local disk.",
+    },
+    Key {
+        name: "public_url",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: Some("--public-url"),
+        about: "The address by which others reach this server, used in links that it hands out. Not set: `http://` and the address it listens on.",
+    },
+    Key {
+        name: "allow_subnets",
+        form: Form::List,
+        default: Some(""),
+        secret: false,
+        flag: Some("--allow-subnet"),
+        about: "Ranges that deliveries may go to although they are private, loopback or otherwise special, such as `127.0.0.0/8` or `fd00::/8`. Everything special is refused unless a range here holds it.",
+    },
+    Key {
+        name: "https_only",
+        form: Form::Switch,
+        default: Some("false"),
+        secret: false,
+        flag: Some("--https-only"),
+        about: "Refuse endpoints whose URL is not `https://`. Off by default, so that a first try works; turn it on in production.",
+    },
+    Key {
+        name: "body_max",
+        form: Form::Text,
+        default: Some("1MiB"),
+        secret: false,
+        flag: None,
+        about: "The largest request body that the API takes, as bytes or with a unit (`KiB`, `MiB`); 1 KiB to 64 MiB. A larger one gets 413.",
+    },
+    Key {
+        name: "connections_max",
+        form: Form::Number,
+        default: Some("10000"),
+        secret: false,
+        flag: None,
+        about: "How many connections to the API may be open at once.",
+    },
+    Key {
+        name: "retention",
+        form: Form::Text,
+        default: Some("90d"),
+        secret: false,
+        flag: Some("--retention"),
+        about: "How long messages and attempts are kept; at least an hour. What still waits to be delivered is kept regardless.",
+    },
+    Key {
+        name: "extra_ca_file",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: None,
+        about: "A PEM file with certificate authorities that endpoints may use besides the public ones.",
+    },
+    Key {
+        name: "log",
+        form: Form::Text,
+        default: Some("info"),
+        secret: false,
+        flag: Some("--log"),
+        about: "What is logged: `error`, `warn`, `info`, `debug`, `trace`, or by module, `info,postrider::transport=debug`. Logs go to standard error and hold neither payloads nor secrets.",
+    },
+    Key {
+        name: "log_format",
+        form: Form::Text,
+        default: Some("text"),
+        secret: false,
+        flag: Some("--log-format"),
+        about: "`text` for people, `json` for machines: one object a line.",
+    },
+    Key {
+        name: "shutdown_grace",
+        form: Form::Text,
+        default: Some("30s"),
+        secret: false,
+        flag: Some("--shutdown-grace"),
+        about: "After SIGTERM or Ctrl-C, how long attempts under way may take to end; at most an hour. A second signal ends the server at once. Nothing is lost either way.",
+    },
+    Key {
+        name: "jwt_algorithm",
+        form: Form::Text,
+        default: Some("HS256"),
+        secret: false,
+        flag: None,
+        about: "How API tokens are signed: `HS256`, `HS384`, `HS512`, `RS256`, `RS384`, `RS512` or `EdDSA`. A token signed in any other way is refused, whatever its header says.",
+    },
+    Key {
+        name: "jwt_secret",
+        form: Form::Text,
+        default: None,
+        secret: true,
+        flag: None,
+        about: "The secret for `HS...`, if tokens are also made elsewhere: at least 32, 48 or 64 bytes. Not set: the one in `keys.toml`. A file that holds it must not be readable by every user.",
+    },
+    Key {
+        name: "jwt_public_key_file",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: None,
+        about: "A PEM file with the public key for `RS...` or `EdDSA`.",
+    },
+    Key {
+        name: "jwt_private_key_file",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: None,
+        about: "The private half, in PEM. Without it this server checks tokens but cannot make any: `postrider token` and portal access then fail.",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn the_settings_page_says_what_the_table_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/settings.md");
+        if std::env::var_os("BLESS").is_some() {
+            fs::write(&path, reference()).expect("the page can be written");
+        }
+        let page = fs::read_to_string(&path).expect("the page exists");
+        assert!(page == reference(), "docs/guide/settings.md is out of step; see its first lines");
+    }
+
+    #[test]
+    fn a_misspelt_name_finds_its_neighbour() {
+        for (given, expected) in
+            [("listne", "listen"), ("body-max", "body_max"), ("allow_subnet", "allow_subnets"), ("Log", "log")]
+        {
+            assert_eq!(nearest(given), expected, "{given}");
+        }
+    }
+}

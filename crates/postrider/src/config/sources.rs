@@ -1,0 +1,400 @@
+//! Where settings are written, and how an error leads back there.
+
+use super::{
+    KEYS, SettingsError,
+    keys::{self, Form, VARIABLE_PREFIX},
+};
+use figment::{
+    Figment, Metadata, Profile, Provider,
+    providers::{Format, Toml},
+    value::{Dict, Map, Value},
+};
+use std::{
+    ffi::OsString,
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+/// What was given, before anything was made of it. No `Debug`: the text of the file may hold a secret.
+#[derive(Clone, Default)]
+pub struct Sources {
+    file: Option<(PathBuf, String)>,
+    variables: Vec<(String, String)>,
+    flags: Vec<(&'static str, String)>,
+}
+
+/// Where a setting was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Default,
+    File { path: PathBuf, line: Option<usize> },
+    Variable(String),
+    Flag(String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("its default"),
+            Self::File { path, line: Some(line) } => write!(f, "{}, line {line}", path.display()),
+            Self::File { path, line: None } => write!(f, "{}", path.display()),
+            Self::Variable(name) => write!(f, "variable {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+impl Sources {
+    pub fn with_file(self, path: &Path) -> Result<Self, SettingsError> {
+        let text = fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
+        Ok(self.with_file_text(path, text))
+    }
+
+    pub fn with_file_text(self, path: &Path, text: String) -> Self {
+        Self { file: Some((path.to_owned(), text)), ..self }
+    }
+
+    /// Takes those that are ours and settings; the others are passed over.
+    pub fn with_variables(
+        mut self,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, SettingsError> {
+        for (variable, value) in variables {
+            let Some(variable) = variable.to_str() else { continue };
+            if !is_setting(variable) {
+                continue;
+            }
+            let Ok(value) = value.into_string() else {
+                return Err(SettingsError::Wrong {
+                    key: variable[VARIABLE_PREFIX.len()..].to_ascii_lowercase(),
+                    place: Place::Variable(variable.to_owned()),
+                    reason: "is not UTF-8".to_owned(),
+                });
+            };
+            self.variables.push((variable.to_owned(), value));
+        }
+        Ok(self)
+    }
+
+    /// A list is given by naming its key several times.
+    pub fn with_flags(self, flags: Vec<(&'static str, String)>) -> Self {
+        Self { flags, ..self }
+    }
+
+    pub(super) fn layers(&self) -> Result<Figment, SettingsError> {
+        let mut figment = Figment::new().merge(Layer::new(DEFAULTS, defaults()?));
+        if let Some((path, text)) = &self.file {
+            figment = figment.merge(Layer::new(FILE, read_toml(path, text)?));
+        }
+        Ok(figment.merge(Layer::new(VARIABLES, self.variables()?)).merge(Layer::new(FLAGS, self.flags()?)))
+    }
+
+    pub(super) fn place(&self, key: &str, metadata: Option<&Metadata>) -> Place {
+        match (metadata.map(|metadata| metadata.name.as_ref()), &self.file) {
+            (Some(FILE), Some((path, text))) => Place::File { path: path.clone(), line: line_of(key, text) },
+            (Some(VARIABLES), _) => Place::Variable(keys::variable(key)),
+            (Some(FLAGS), _) => Place::Flag(flag_of(key)),
+            (Some(_) | None, _) => Place::Default,
+        }
+    }
+
+    /// A secret in a file that everyone may read is no secret.
+    pub(super) fn refuse_open_file(&self, key: &'static str, metadata: Option<&Metadata>) -> Result<(), SettingsError> {
+        let Place::File { path, .. } = self.place(key, metadata) else { return Ok(()) };
+        match readable_by_all(&path) {
+            Ok(true) => Err(SettingsError::TooOpen { path, key }),
+            Ok(false) => Ok(()),
+            Err(source) => Err(SettingsError::Read { path, source }),
+        }
+    }
+
+    fn variables(&self) -> Result<Dict, SettingsError> {
+        let mut dict = Dict::new();
+        for (variable, text) in &self.variables {
+            let key = variable[VARIABLE_PREFIX.len()..].to_ascii_lowercase();
+            let value = read_text(&key, [text.as_str()]).map_err(|reason| SettingsError::Wrong {
+                key: key.clone(),
+                place: Place::Variable(variable.clone()),
+                reason,
+            })?;
+            dict.insert(key, value);
+        }
+        Ok(dict)
+    }
+
+    fn flags(&self) -> Result<Dict, SettingsError> {
+        let mut dict = Dict::new();
+        for (key, _) in &self.flags {
+            let given = self.flags.iter().filter(|(other, _)| other == key).map(|(_, text)| text.as_str());
+            let value = read_text(key, given).map_err(|reason| SettingsError::Wrong {
+                key: (*key).to_owned(),
+                place: Place::Flag(flag_of(key)),
+                reason,
+            })?;
+            dict.insert((*key).to_owned(), value);
+        }
+        Ok(dict)
+    }
+}
+
+/// Whether users other than the owner and the group can reach a file; on systems without such bits, no.
+pub(crate) fn readable_by_all(path: &Path) -> io::Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        Ok(fs::metadata(path)?.permissions().mode() & 0o007 != 0)
+    }
+    #[cfg(not(unix))]
+    {
+        fs::metadata(path).map(|_| false)
+    }
+}
+
+struct Layer {
+    name: &'static str,
+    values: Dict,
+}
+
+impl Layer {
+    fn new(name: &'static str, values: Dict) -> Self {
+        Self { name, values }
+    }
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.name)
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.values.clone()))
+    }
+}
+
+fn defaults() -> Result<Dict, SettingsError> {
+    KEYS.iter()
+        .filter_map(|key| key.default.map(|text| (key.name, text)))
+        .map(|(name, text)| match read_text(name, [text]) {
+            Ok(value) => Ok((name.to_owned(), value)),
+            Err(reason) => Err(SettingsError::Wrong { key: name.to_owned(), place: Place::Default, reason }),
+        })
+        .collect()
+}
+
+fn read_toml(path: &Path, text: &str) -> Result<Dict, SettingsError> {
+    Toml::from_str(text).map_err(|error| SettingsError::Syntax {
+        path: path.to_owned(),
+        // The parser's own display quotes the line, and the line may hold a secret.
+        line: error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1),
+        message: error.message().to_owned(),
+    })
+}
+
+/// Gives text the type that the key has in the file.
+fn read_text<'a>(key: &str, texts: impl IntoIterator<Item = &'a str>) -> Result<Value, String> {
+    let mut texts = texts.into_iter();
+    let form = keys::find(key).map_or(Form::Text, |key| key.form);
+    if form == Form::List {
+        let items = texts.flat_map(|text| text.split(',')).map(str::trim).filter(|item| !item.is_empty());
+        return Ok(Value::from(items.map(str::to_owned).collect::<Vec<_>>()));
+    }
+    let text = texts.next().unwrap_or_default();
+    match form {
+        Form::Text | Form::List => Ok(Value::from(text)),
+        Form::Switch => match text {
+            "true" => Ok(Value::from(true)),
+            "false" => Ok(Value::from(false)),
+            other => Err(format!("`{other}` is neither `true` nor `false`")),
+        },
+        Form::Number => {
+            text.parse::<u64>().map(Value::from).map_err(|_| format!("`{text}` is not a whole number of at least 0"))
+        }
+    }
+}
+
+fn is_setting(variable: &str) -> bool {
+    let Some(name) = variable.strip_prefix(VARIABLE_PREFIX) else { return false };
+    !OTHER_VARIABLES.contains(&name) && !KUBERNETES.iter().any(|prefix| name.starts_with(prefix)) && name != "PORT"
+}
+
+fn line_of(key: &str, text: &str) -> Option<usize> {
+    let names_key = |line: &str| {
+        let line = line.trim_start().trim_start_matches(['[', '"', '\'']);
+        line.strip_prefix(key).is_some_and(|rest| rest.starts_with(['=', ' ', '\t', ']', '.', '"', '\'']))
+    };
+    text.lines().position(names_key).map(|index| index + 1)
+}
+
+fn flag_of(key: &str) -> String {
+    keys::find(key).and_then(|key| key.flag).map_or_else(|| format!("--{key}"), str::to_owned)
+}
+
+const DEFAULTS: &str = "defaults";
+const FILE: &str = "file";
+const VARIABLES: &str = "variables";
+const FLAGS: &str = "flags";
+
+/// Ours, but for the commands that talk to a server, not for the server.
+const OTHER_VARIABLES: [&str; 3] = ["URL", "TOKEN", "SECRET"];
+
+/// Kubernetes sets these in every pod when a service is called `postrider`.
+const KUBERNETES: [&str; 2] = ["SERVICE_", "PORT_"];
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+    use super::*;
+
+    fn sources(file: &str, variables: &[(&str, &str)], flags: &[(&'static str, &str)]) -> Sources {
+        let variables = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        Sources::default()
+            .with_file_text(Path::new("postrider.toml"), file.to_owned())
+            .with_variables(variables)
+            .expect("the variables are text")
+            .with_flags(flags.iter().map(|(key, value)| (*key, (*value).to_owned())).collect())
+    }
+
+    fn load(file: &str, variables: &[(&str, &str)], flags: &[(&'static str, &str)]) -> Result<Settings, String> {
+        Settings::load(&sources(file, variables, flags)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_last_place_that_names_a_setting_wins() {
+        let file = "log = \"debug\"";
+        let variable = ("POSTRIDER_LOG", "warn");
+        let flag = ("log", "error");
+        for (file, variables, flags, expected) in [
+            ("", &[][..], &[][..], "info"),
+            (file, &[], &[], "debug"),
+            (file, &[variable], &[], "warn"),
+            (file, &[variable], &[flag], "error"),
+            (file, &[], &[flag], "error"),
+            ("", &[variable], &[flag], "error"),
+        ] {
+            assert_eq!(load(file, variables, flags).map(|settings| settings.log), Ok(expected.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_list_is_replaced_as_a_whole() {
+        let subnets = |file: &str, variables: &[_], flags: &[_]| {
+            let settings = load(file, variables, flags).expect("valid");
+            settings.allow_subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let file = "allow_subnets = [\"10.0.0.0/8\", \"fd00::/8\"]";
+        let variable = ("POSTRIDER_ALLOW_SUBNETS", "192.168.0.0/16, 172.16.0.0/12,");
+        assert_eq!(subnets("", &[], &[]), "");
+        assert_eq!(subnets(file, &[], &[]), "10.0.0.0/8 fd00::/8");
+        assert_eq!(subnets(file, &[variable], &[]), "192.168.0.0/16 172.16.0.0/12");
+        let flags = [("allow_subnets", "127.0.0.0/8"), ("allow_subnets", "::1/128")];
+        assert_eq!(subnets(file, &[variable], &flags), "127.0.0.0/8 ::1/128");
+    }
+
+    #[test]
+    fn every_default_holds_without_any_source() {
+        let settings = Settings::defaults();
+        assert_eq!(settings.listen.to_string(), "127.0.0.1:8071");
+        assert_eq!(settings.data, Path::new("./postrider-data"));
+        assert_eq!(settings.body_max, 1 << 20);
+        assert_eq!(settings.retention.as_secs(), 90 * 86_400);
+        assert_eq!(settings.shutdown_grace.as_secs(), 30);
+        assert!(settings.allow_subnets.is_empty() && !settings.https_only);
+    }
+
+    #[test]
+    fn an_unknown_setting_is_named_with_its_place_and_its_neighbour() {
+        for (file, variables, expected) in [
+            (
+                "data = \"x\"\nlistne = \"127.0.0.1:1\"",
+                &[][..],
+                "unknown setting `listne` (postrider.toml, line 2); did you mean `listen`?",
+            ),
+            ("\n[lisen]\nport = 1", &[], "unknown setting `lisen` (postrider.toml, line 2); did you mean `listen`?"),
+            (
+                "",
+                &[("POSTRIDER_BODY_MAXX", "1")],
+                "unknown setting `body_maxx` (variable POSTRIDER_BODY_MAXX); did you mean `body_max`?",
+            ),
+        ] {
+            assert_eq!(load(file, variables, &[]).expect_err(file), expected);
+        }
+    }
+
+    #[test]
+    fn variables_that_are_not_settings_are_passed_over() {
+        let variables = [
+            ("POSTRIDER_URL", "http://x"),
+            ("POSTRIDER_TOKEN", "x"),
+            ("POSTRIDER_SECRET", "x"),
+            ("POSTRIDER_PORT", "tcp://10.0.0.1:8071"),
+            ("POSTRIDER_PORT_8071_TCP", "tcp://10.0.0.1:8071"),
+            ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),
+            ("PATH", "/bin"),
+        ];
+        assert!(load("", &variables, &[]).is_ok());
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_place() {
+        for (file, expected) in [
+            ("retention = 10", "setting `retention` (postrider.toml, line 1): invalid type"),
+            ("retention = \"10\"", "setting `retention` (postrider.toml, line 1): `10` has no unit"),
+            ("retention = \"-1s\"", "`-1s` is negative"),
+            ("retention = \"1e9d\"", "`1e9d` is not a duration"),
+            ("retention = \"59m\"", "must be at least 1h"),
+            ("shutdown_grace = \"2h\"", "must be at most 1h"),
+            ("listen = 8071", "setting `listen` (postrider.toml, line 1): invalid type"),
+            ("listen = \"localhost\"", "setting `listen`"),
+            ("https_only = \"true\"", "setting `https_only` (postrider.toml, line 1): invalid type"),
+            ("body_max = \"1\"", "must be between 1KiB and 64MiB"),
+            ("body_max = -1", "setting `body_max`"),
+            ("connections_max = 0", "must be at least 1"),
+            ("allow_subnets = [\"10.0.0.0/8\", \"ten\"]", "setting `allow_subnets` (postrider.toml, line 1)"),
+            ("allow_subnets = \"10.0.0.0/8\"", "setting `allow_subnets`"),
+            ("public_url = \"ftp://x\"", "must begin with http"),
+            ("public_url = \"http://a:b@x/\"", "without user"),
+            ("log_format = \"xml\"", "setting `log_format`"),
+            ("log = \"postrider=loud\"", "setting `log`"),
+            ("jwt_algorithm = \"none\"", "setting `jwt_algorithm`"),
+            ("jwt_algorithm = \"hs256\"", "setting `jwt_algorithm`"),
+            ("jwt_algorithm = \"RS256\"", "needs jwt_public_key_file"),
+            ("jwt_public_key_file = \"x\"", "takes a secret, not a key pair"),
+            ("jwt_private_key_file = \"x\"", "takes a secret, not a key pair"),
+            ("jwt_secret = \"0123456789012345678901234567890\"", "at least 32 bytes"),
+            ("jwt_algorithm = \"EdDSA\"\njwt_secret = \"x\"", "takes a key pair, not a secret"),
+            ("listen = ", "postrider.toml, line 1: "),
+            ("data = \"a\"\ndata = \"b\"", "postrider.toml, line 2: duplicate key"),
+        ] {
+            let error = load(file, &[], &[]).expect_err(file);
+            assert!(error.contains(expected), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_variable_or_flag_is_named_too() {
+        for (variables, flags, expected) in [
+            (&[("POSTRIDER_HTTPS_ONLY", "yes")][..], &[][..], "(variable POSTRIDER_HTTPS_ONLY): `yes` is neither"),
+            (&[("POSTRIDER_CONNECTIONS_MAX", "-1")], &[], "(variable POSTRIDER_CONNECTIONS_MAX): `-1` is not a whole"),
+            (&[("POSTRIDER_RETENTION", "10")], &[], "(variable POSTRIDER_RETENTION): `10` has no unit"),
+            (&[], &[("allow_subnets", "x")], "(flag --allow-subnet)"),
+        ] {
+            let error = load("", variables, flags).expect_err(expected);
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_error_shows_a_secret() {
+        let canary = "7306092581937";
+        for file in [
+            format!("jwt_secret = {canary}"),
+            format!("jwt_secret = \"{canary}\""),
+            format!("jwt_secret = \"{canary}"),
+            format!("jwt_secret = [\"{canary}\"]"),
+        ] {
+            let error = Settings::load(&sources(&file, &[], &[])).expect_err(&file);
+            let told = format!("{error} {error:?}");
+            assert!(!told.contains(canary), "{told}");
+        }
+    }
+}
