@@ -292,7 +292,8 @@ pub struct MessageAttemptOut {
     id: String,
     msg_id: String,
     endpoint_id: String,
-    url: String,
+    #[schema(value_type = String)]
+    url: Arc<str>,
     /// What the receiver answered, or the error in words; `{}` if no content was asked for; `EXPUNGED` if
     /// it was removed on request.
     response: String,
