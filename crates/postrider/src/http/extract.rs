@@ -324,7 +324,7 @@ mod tests {
             (b"{\"name\":NaN}", "body.name", "column 9"),
             (b"{\"name\":\"a\"/**/}", "body", "column 12"),
             (b"{\"name\":\"\xff\"}", "body.name", "column"),
-            (b"{\"name\":\"\\ud800\"}", "body.name", "surrogate"),
+            (b"{\"name\":\"\\ud800\"}", "body.name", "column 16"),
             (b"{\"name\":\"a\",\"name\":\"b\"}", "body", "duplicate field `name`"),
             (b"{\"name\":\"a\",\"colour\":1}", "body", "unknown field `colour`"),
             (b"{\"name\":7}", "body.name", "invalid type"),

@@ -1,9 +1,282 @@
-//! Placeholder: written elsewhere.
+//! Messages: handed in, looked up, and emptied on request.
+//!
+//! Handing in is the hot path: one parse, one call of ingest, one short answer. Nothing else is asked of the
+//! store there.
 
-use super::Api;
+use super::{
+    Api, applications,
+    auth::{Environment, InApp},
+    error::Error,
+    extract::{JsonBytes, Query, path_params},
+    filter::{made_at, message_filter},
+    idempotency::{IdempotencyKey, json},
+    message_in::{Draft, MessageIn},
+    page::{Asked, ListOut},
+    payload::{Detail, Shown},
+    time::Time,
+};
+use crate::{directory::AppEntry, ids::IdCodec, ingest::NewEvent, tokens::Principal};
+use axum::{
+    extract::{FromRequestParts, State},
+    response::Response,
+};
+use http::{StatusCode, request::Parts};
+use postrider_engine::{MessageKey, Timestamp};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
+use serde::Serialize;
 use std::sync::Arc;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get)).routes(routes!(expunge))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MessageOut<'a> {
+    #[schema(example = "msg_1srOrx2ZWZBpBUvZwXKQmoEYga2")]
+    id: String,
+    event_type: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_id: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    channels: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<String>,
+    /// As it was handed in; `{}` if no content was asked for; `{"expired": true}` if it is gone.
+    #[schema(value_type = Object)]
+    payload: Shown<'a>,
+    timestamp: Time,
+}
+
+impl<'a> MessageOut<'a> {
+    pub fn of(ids: &IdCodec, message: Message, detail: Detail) -> Self {
+        let shown = Shown::of(&message, detail);
+        Self::new(ids, message.key, message.accepted_at, message.content, shown)
+    }
+
+    fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
+        let Content { event_type, event_id, channels, tags, content_type: _, payload: _ } = content;
+        Self { id: ids.id_of(key), event_type, event_id, channels, tags, payload, timestamp: Time(at) }
+    }
+}
+
+/// Create a message.
+///
+/// It is stored, with everything it owes, before the answer goes out.
+#[utoipa::path(post, path = "/api/v1/app/{app_id}/msg", operation_id = "v1.message.create", tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("with_content" = Option<bool>, Query, description = "Whether the answer shows the payload; true if not given"),
+        ("idempotency-key" = Option<String>, Header, description = "A repetition with the same key creates nothing"),
+    ),
+    request_body = MessageIn,
+    responses((status = 202, body = MessageOut, description = "Stored, and on its way")))]
+async fn create(
+    State(api): State<Arc<Api>>,
+    target: Target,
+    key: IdempotencyKey,
+    mut query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<Response, Error> {
+    let detail = Detail::take(&mut query)?;
+    query.finish()?;
+    let draft = Draft::parse(&body)?;
+    let now = (api.clock)();
+    let app = match target {
+        Target::Known(app) => app,
+        Target::Unknown { name } => {
+            applications::find_or_create(&api, &name, draft.application.ok_or(Error::NotFound)?).await?
+        }
+    };
+    let shown = match (detail, draft.json) {
+        (Detail::WithoutContent, _) => Shown::Withheld,
+        (Detail::WithContent, Some(json)) => Shown::Json(json),
+        (Detail::WithContent, None) => Shown::Text(draft.content.payload.clone()),
+    };
+    let event = NewEvent {
+        content: draft.content,
+        payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
+        idempotency: key.of(&Principal::Environment, &body),
+        only: None,
+    };
+    let message = accept(&api, &app, event, detail, shown).await?;
+    Ok(json(StatusCode::ACCEPTED, &message))
+}
+
+/// Hands a message to ingest, and tells what was accepted: now, or by the same request before.
+pub async fn accept<'a>(
+    api: &Api,
+    app: &AppEntry,
+    event: NewEvent,
+    detail: Detail,
+    shown: Shown<'a>,
+) -> Result<MessageOut<'a>, Error> {
+    let content = event.content.clone();
+    match api.ingest.accept(app, event).await {
+        Ok(Accepted::Now(key)) => Ok(MessageOut::new(&api.ids, key, made_at(key), content, shown)),
+        Ok(Accepted::Before(key)) => {
+            let message = api.store.message(app.application.key, By::Key(key)).await?.ok_or(Error::NotFound)?;
+            Ok(MessageOut::of(&api.ids, message, detail))
+        }
+        Err(AcceptError::EventIdTaken) => Err(Error::Conflict("A message with this eventId exists already".into())),
+        Err(AcceptError::KeyReused) => {
+            Err(Error::Conflict("This idempotency key was used before with another request".into()))
+        }
+        Err(AcceptError::Store(fault)) => Err(fault.into()),
+    }
+}
+
+/// The application that a message is for. It may come into being along with the message.
+enum Target {
+    Known(Arc<AppEntry>),
+    Unknown { name: String },
+}
+
+impl FromRequestParts<Arc<Api>> for Target {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        match InApp::from_request_parts(parts, api).await {
+            Ok(app) => {
+                app.require_environment()?;
+                Ok(Self::Known(app.entry))
+            }
+            Err(Error::NotFound) => {
+                Environment::from_request_parts(parts, api).await?;
+                let params = path_params(parts).await?;
+                let name = params.iter().find(|(key, _)| *key == "app_id").map(|(_, name)| name.to_owned());
+                Ok(Self::Unknown { name: name.ok_or(Error::NotFound)? })
+            }
+            Err(other) => Err(other),
+        }
+    }
+}
+
+/// List the messages of an application, newest first.
+#[utoipa::path(get, path = "/api/v1/app/{app_id}/msg", operation_id = "v1.message.list", tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("limit" = Option<u64>, Query, minimum = 1, maximum = 250),
+        ("iterator" = Option<String>, Query),
+        ("event_types" = Option<Vec<String>>, Query),
+        ("channel" = Option<String>, Query),
+        ("tag" = Option<String>, Query),
+        ("before" = Option<Time>, Query),
+        ("after" = Option<Time>, Query, description = "Ninety days back if not given"),
+        ("with_content" = Option<bool>, Query),
+    ),
+    responses((status = 200, body = ListOut<MessageOut>)))]
+async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
+    let asked = Asked::take(&mut query, &api.ids, Order::Descending)?;
+    let page = asked.page();
+    let filter = message_filter(&mut query, page.from.clone(), (api.clock)())?;
+    let detail = Detail::take(&mut query)?;
+    query.finish()?;
+    let messages = api.store.messages(app.key(), filter, page).await?;
+    let list = asked.answer(messages, &api.ids, |row| row.key, |row| MessageOut::of(&api.ids, row, detail));
+    Ok(json(StatusCode::OK, &list))
+}
+
+/// Get a message by its id or its eventId.
+#[utoipa::path(get, path = "/api/v1/app/{app_id}/msg/{msg_id}", operation_id = "v1.message.get", tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("msg_id" = String, Path, description = "The message's id or eventId"),
+        ("with_content" = Option<bool>, Query),
+    ),
+    responses((status = 200, body = MessageOut)))]
+async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
+    let detail = Detail::take(&mut query)?;
+    query.finish()?;
+    let message = find(&api, &app).await?;
+    Ok(json(StatusCode::OK, &MessageOut::of(&api.ids, message, detail)))
+}
+
+/// Remove the payload of a message for good.
+///
+/// Deliveries of it that have not happened yet can then not happen any more.
+#[utoipa::path(delete, path = "/api/v1/app/{app_id}/msg/{msg_id}/content",
+    operation_id = "v1.message.expunge-content", tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("msg_id" = String, Path, description = "The message's id or eventId"),
+    ),
+    responses((status = 204)))]
+async fn expunge(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
+    query.finish()?;
+    app.require_environment()?;
+    let message = find(&api, &app).await?;
+    match api.store.expunge_message(app.key(), message.key).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(Error::NotFound),
+    }
+}
+
+/// The message that the path names.
+pub async fn find(api: &Api, app: &InApp) -> Result<Message, Error> {
+    let by = api.ids.by(app.param("msg_id")?).ok_or(Error::NotFound)?;
+    api.store.message(app.key(), by).await?.ok_or(Error::NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use serde_json::json as value;
+
+    fn ids() -> IdCodec {
+        IdCodec::new([3; 16])
+    }
+
+    fn message(content_type: Option<&str>, payload: &'static str) -> Message {
+        Message {
+            key: MessageKey::new(2),
+            app: postrider_engine::AppKey::new(9),
+            accepted_at: Timestamp::from_millis(1_767_225_600_000),
+            content: Content {
+                event_type: "invoice.paid".into(),
+                event_id: None,
+                channels: Vec::new(),
+                tags: Vec::new(),
+                content_type: content_type.map(str::to_owned),
+                payload: Bytes::from(payload),
+            },
+            payload_gone: false,
+            owed: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_message_is_what_the_official_client_expects() {
+        let gone = Message { payload_gone: true, ..message(None, "") };
+        for (message, detail, payload) in [
+            (message(None, r#"{"a":1}"#), Detail::WithContent, value!({"a": 1})),
+            (message(None, r#"{"a":1}"#), Detail::WithoutContent, value!({})),
+            (message(Some("text/plain"), "a=1"), Detail::WithContent, value!({"rawPayload": "a=1"})),
+            (gone, Detail::WithContent, value!({"expired": true})),
+        ] {
+            let text = serde_json::to_string(&MessageOut::of(&ids(), message, detail)).expect("can be written");
+            let read: svix::models::MessageOut = serde_json::from_str(&text).expect("the client can read it");
+            assert_eq!(read.payload, payload);
+            assert_eq!(read.event_type, "invoice.paid");
+            assert_eq!(read.timestamp.timestamp_millis(), 1_767_225_600_000);
+            assert_eq!((read.event_id, read.channels, read.tags), (None, None, None));
+        }
+    }
+
+    #[test]
+    fn an_answer_repeats_the_payload_byte_for_byte() {
+        let payload = r#"{ "n" : 1e400, "a":1,"a":2 , "m":123456789012345678901234567890}"#;
+        let body = Bytes::from(format!(r#"{{"eventType":"a","payload":{payload}}}"#));
+        let draft = Draft::parse(&body).expect("a message");
+        let shown = Shown::Json(draft.json.expect("it is JSON"));
+        let fresh = MessageOut::new(&ids(), MessageKey::new(2), Timestamp::from_millis(0), draft.content, shown);
+        let stored = MessageOut::of(&ids(), message(None, payload), Detail::WithContent);
+        for shown in [fresh, stored] {
+            let text = serde_json::to_string(&shown).expect("can be written");
+            assert!(text.contains(&format!(r#""payload":{payload},"#)), "{text}");
+        }
+    }
 }

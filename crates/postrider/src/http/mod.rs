@@ -14,17 +14,22 @@ pub mod error;
 pub mod event_types;
 pub mod extract;
 pub mod fields;
+pub mod filter;
 pub mod health;
 pub mod idempotency;
+pub mod message_in;
 pub mod messages;
 pub mod openapi;
 pub mod page;
+pub mod payload;
 pub mod portal;
 pub mod recover;
 pub mod send_example;
 pub mod server;
 pub mod stats;
+pub mod status;
 pub mod time;
+pub mod verdict;
 
 use crate::{
     directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens, transport::egress::AddressGuard,

@@ -8,15 +8,15 @@ use super::{
     extract::{JsonBytes, Query, parse},
     fields::TypeName,
     idempotency::{IdempotencyKey, json},
-    time::Time,
+    messages::{self, MessageOut},
+    payload::{Detail, Shown},
 };
-use crate::{ids::IdCodec, ingest::NewEvent, tokens::Capability};
+use crate::{ingest::NewEvent, tokens::Capability};
 use axum::{extract::State, response::Response};
 use bytes::Bytes;
 use http::StatusCode;
-use postrider_engine::{MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content};
-use serde::{Deserialize, Serialize};
+use postrider_store::Content;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{collections::BTreeMap, sync::Arc};
 use utoipa::ToSchema;
@@ -36,17 +36,6 @@ pub struct EventExampleIn {
     example_index: Option<usize>,
 }
 
-/// The message that was sent.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ExampleOut {
-    id: String,
-    event_type: String,
-    #[schema(value_type = Object)]
-    payload: Box<RawValue>,
-    timestamp: Time,
-}
-
 /// Send an example message to one endpoint.
 #[utoipa::path(post, path = "/api/v1/app/{app_id}/endpoint/{endpoint_id}/send-example",
     operation_id = "v1.endpoint.send-example", tag = "Endpoint",
@@ -57,7 +46,7 @@ pub struct ExampleOut {
     ),
     request_body = EventExampleIn,
     responses(
-        (status = 202, body = ExampleOut, description = "Stored, and on its way"),
+        (status = 202, body = MessageOut, description = "Stored, and on its way"),
         (status = 404, body = HttpErrorOut),
         (status = 422, body = HttpValidationError),
     ))]
@@ -79,39 +68,20 @@ async fn send(
     };
     let event = NewEvent {
         content: Content {
-            event_type: name.clone(),
+            event_type: name,
             event_id: None,
             channels: Vec::new(),
             tags: Vec::new(),
             content_type: None,
-            payload: Bytes::from(payload.clone()),
+            payload: Bytes::from(payload),
         },
         payload_expires_at: None,
         idempotency: key.of(&app.principal, &body),
         only: Some(endpoint.key),
     };
-    let now = (api.clock)();
-    let (message, at, payload) = match api.ingest.accept(&app.entry, event).await {
-        Ok(Accepted::Now(message)) => (message, now, payload),
-        Ok(Accepted::Before(message)) => {
-            let found = api.store.message(app.key(), By::Key(message)).await?.ok_or(Error::NotFound)?;
-            (message, found.accepted_at, String::from_utf8_lossy(&found.content.payload).into_owned())
-        }
-        Err(AcceptError::EventIdTaken) => return Err(Error::Internal),
-        Err(AcceptError::KeyReused) => return Err(postrider_store::PutError::KeyReused.into()),
-        Err(AcceptError::Store(fault)) => return Err(fault.into()),
-    };
-    Ok(json(StatusCode::ACCEPTED, &ExampleOut::of(&api.ids, message, name, payload, at)))
-}
-
-impl ExampleOut {
-    fn of(ids: &IdCodec, message: MessageKey, event_type: String, payload: String, at: Timestamp) -> Self {
-        // Gone meanwhile, if it is no JSON any more.
-        let payload = RawValue::from_string(payload)
-            .or_else(|_| RawValue::from_string(r#"{"expired":true}"#.to_owned()))
-            .expect("a constant that is JSON");
-        Self { id: ids.id_of(message), event_type, payload, timestamp: Time(at) }
-    }
+    let shown = Shown::Stored(event.content.payload.clone());
+    let message = messages::accept(&api, &app.entry, event, Detail::WithContent, shown).await?;
+    Ok(json(StatusCode::ACCEPTED, &message))
 }
 
 /// An example out of the newest schema that has one, as its author wrote it.

@@ -6,6 +6,7 @@
 
 use super::error::Error;
 use axum::{Router, extract::Request, response::IntoResponse};
+use http::header;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -20,15 +21,15 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::watch,
+    sync::{oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tower::Service;
@@ -100,19 +101,57 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
     }
 }
 
-/// Serves one connection until it ends, dawdles or is told to stop.
-async fn attend(stream: TcpStream, router: Router, limits: Limits, mut stop: watch::Receiver<()>) {
+/// Serves one connection to its end.
+async fn attend(stream: TcpStream, router: Router, limits: Limits, stop: watch::Receiver<()>) {
     let _ = stream.set_nodelay(true);
     let activity = Arc::new(Activity::new());
-    let io = TokioIo::new(Watched { stream, activity: activity.clone() });
+    let (back, mut given_back) = oneshot::channel();
+    let watched = Watched { stream: Some(stream), activity: activity.clone(), back: Some(back) };
+    converse(watched, activity.clone(), router, limits, stop).await;
+    if activity.refused.load(Relaxed)
+        && let Ok(stream) = given_back.try_recv()
+    {
+        let _ = timeout(LINGER_TIME_MAX, linger(stream)).await;
+    }
+}
+
+/// Lets the client read why it was refused. To close while its bytes lie unread would reset the
+/// connection, and a reset takes our last words with it.
+async fn linger(mut stream: TcpStream) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut scrap = vec![0; 16 * 1024];
+    let mut left = LINGER_BYTES_MAX;
+    while left > 0 {
+        match stream.read(&mut scrap).await? {
+            0 => break,
+            count => left = left.saturating_sub(count),
+        }
+    }
+    Ok(())
+}
+
+/// Serves requests until the client ends it, dawdles or we are told to stop.
+async fn converse(
+    watched: Watched,
+    activity: Arc<Activity>,
+    router: Router,
+    limits: Limits,
+    mut stop: watch::Receiver<()>,
+) {
+    let io = TokioIo::new(watched);
     let service = service_fn(|request: hyper::Request<Incoming>| {
         let running = Running::begin(activity.clone());
-        let mut router = router.clone();
+        let (mut router, refused) = (router.clone(), activity.clone());
         async move {
             let response = timeout(limits.request_time_max, router.call(Request::new_body(request))).await;
             drop(running);
             Ok::<_, Infallible>(match response {
-                Ok(Ok(response)) => response,
+                Ok(Ok(response)) => {
+                    if response.headers().contains_key(header::CONNECTION) {
+                        refused.refused.store(true, Relaxed);
+                    }
+                    response
+                }
                 Ok(Err(never)) => match never {},
                 Err(_) => Error::Unavailable { retry_after: Duration::from_secs(1) }.into_response(),
             })
@@ -140,6 +179,7 @@ async fn attend(stream: TcpStream, router: Router, limits: Limits, mut stop: wat
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(fault) = ended {
+                    activity.refused.store(true, Relaxed);
                     debug!(error = %fault, "a connection broke");
                 }
                 return;
@@ -189,6 +229,8 @@ struct Activity {
     idle_since: AtomicU64,
     /// When the first byte after that came; `NOT_YET` if none did.
     head_since: AtomicU64,
+    /// We answered without having read all that was sent.
+    refused: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +247,7 @@ impl Activity {
             running: AtomicUsize::new(0),
             idle_since: AtomicU64::new(0),
             head_since: AtomicU64::new(NOT_YET),
+            refused: AtomicBool::new(false),
         }
     }
 
@@ -262,16 +305,32 @@ impl Drop for Running {
     }
 }
 
-/// A stream that tells when bytes come in.
+/// A stream that tells when bytes come in, and is given back at the end.
 struct Watched {
-    stream: TcpStream,
+    /// There until this is dropped.
+    stream: Option<TcpStream>,
     activity: Arc<Activity>,
+    back: Option<oneshot::Sender<TcpStream>>,
+}
+
+impl Watched {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
+        Pin::new(self.get_mut().stream.as_mut().expect("it is taken on drop only"))
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
+            let _ = back.send(stream);
+        }
+    }
 }
 
 impl AsyncRead for Watched {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let polled = self.as_mut().stream().poll_read(cx, buf);
         if buf.filled().len() > before {
             self.activity.bytes_came();
         }
@@ -280,24 +339,24 @@ impl AsyncRead for Watched {
 }
 
 impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream().poll_write(cx, data)
     }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(cx)
     }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(cx)
     }
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, data)
+        self.stream().poll_write_vectored(cx, data)
     }
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
     }
 }
 
@@ -385,6 +444,8 @@ connection: close\r\ncontent-length: 64\r\n\r\n{\"code\":\"unavailable\",\"detai
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What a connection gets to say goodbye.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(5);
+const LINGER_TIME_MAX: Duration = Duration::from_secs(1);
+const LINGER_BYTES_MAX: usize = 1024 * 1024;
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HTTP2_STREAMS_MAX: u32 = 256;
 const NOT_YET: u64 = u64::MAX;
@@ -393,10 +454,6 @@ const NOT_YET: u64 = u64::MAX;
 mod tests {
     use super::*;
     use axum::routing::{get, post};
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        sync::oneshot,
-    };
 
     fn limits() -> Limits {
         Limits {

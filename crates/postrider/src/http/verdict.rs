@@ -1,0 +1,263 @@
+//! Why an attempt was judged as it was, in data and in words.
+//!
+//! An addition of ours to the contract's attempt: "why did it wait forty minutes?" must not need a look
+//! into our source.
+
+use super::time::Time;
+use postrider_engine::{
+    Trigger,
+    policy::{Class, DeathReason, Delay, Rule},
+};
+use postrider_store::Attempt;
+use serde::Serialize;
+use std::time::Duration;
+use utoipa::ToSchema;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VerdictOut {
+    /// `delivered`, `transient`, `ambiguous`, `permanent` or `gone`.
+    #[schema(example = "transient")]
+    pub class: &'static str,
+    /// Which rule chose the class.
+    #[schema(example = "server-error")]
+    pub rule: &'static str,
+    /// The same in words.
+    pub reason: String,
+    /// Counts from 1 within its cycle.
+    pub attempt_number: u32,
+    /// Counts how often the delivery was begun anew by a recovery.
+    pub cycle: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_attempt: Option<Time>,
+    /// Of what parts the wait until then is made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<DelayOut>,
+    /// Why the delivery ended here: `permanent`, `exhausted`, `expired` or `endpoint-gone`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub death: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DelayOut {
+    /// What the schedule says, before chance.
+    pub backoff_ms: u64,
+    /// What chance added to the part that is certain.
+    pub jitter_ms: u64,
+    /// What the receiver asked for by `Retry-After`, after the cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// The receiver asked for more than the cap.
+    pub capped: bool,
+}
+
+impl VerdictOut {
+    pub fn of(attempt: &Attempt) -> Self {
+        let (class, rule) = (attempt.record.class, attempt.record.rule);
+        Self {
+            class: class_name(class),
+            rule: rule_name(rule),
+            reason: format!("{} {}", cause(rule, attempt.record.status), consequence(attempt)),
+            attempt_number: attempt.number,
+            cycle: attempt.cycle,
+            next_attempt: attempt.next.map(|(due, _)| Time(due)),
+            delay: attempt.next.map(|(_, delay)| DelayOut::of(delay)),
+            death: attempt.death.map(death_name),
+        }
+    }
+}
+
+impl DelayOut {
+    fn of(delay: Delay) -> Self {
+        Self {
+            backoff_ms: millis(delay.backoff),
+            jitter_ms: millis(delay.jitter),
+            retry_after_ms: delay.retry_after.map(millis),
+            capped: delay.capped,
+        }
+    }
+}
+
+fn cause(rule: Rule, status: Option<u16>) -> String {
+    let answer = match status {
+        Some(status) => format!("The receiver answered {status}"),
+        None => "No answer came".to_owned(),
+    };
+    match rule {
+        Rule::Success => format!("{answer}."),
+        Rule::AskedToWait => format!("{answer}: it asks for another time."),
+        Rule::ServerError => format!("{answer}: an error on its side, likely to pass."),
+        Rule::NotFound => format!("{answer}: a passing fault or a wrong address, so it is tried a few times only."),
+        Rule::Gone => format!("{answer}: the endpoint is no more, and is disabled."),
+        Rule::Redirect => format!("{answer}: a redirect, and redirects are not followed."),
+        Rule::ClientError => format!("{answer}: it would refuse the same request again."),
+        Rule::NotImplemented => format!("{answer}: it does not support such requests."),
+        Rule::ProtocolSwitch => format!("{answer}: it wants to speak another protocol."),
+        Rule::Dns => "The name of the host could not be resolved.".to_owned(),
+        Rule::ForbiddenAddress => "The address is one that must not be called.".to_owned(),
+        Rule::Connection => "The connection was refused, or broke before an answer came.".to_owned(),
+        Rule::Certificate => "The receiver's certificate could not be trusted.".to_owned(),
+        Rule::Handshake => "The TLS handshake failed.".to_owned(),
+        Rule::Timeout => "The receiver took too long.".to_owned(),
+        Rule::NotHttp => "What came back is not HTTP, or breaks its limits.".to_owned(),
+        Rule::LocalResource => "This server was short of something; that is not the receiver's doing.".to_owned(),
+    }
+}
+
+fn consequence(attempt: &Attempt) -> String {
+    if let Some((due, delay)) = attempt.next {
+        let due = Time(due);
+        return match (delay.retry_after, delay.capped) {
+            (None, _) => format!("The next attempt is due at {due}."),
+            (Some(_), false) => format!("The next attempt is due at {due}, no earlier than the receiver asked for."),
+            (Some(_), true) => {
+                format!("The next attempt is due at {due}; the receiver asked for longer than is allowed.")
+            }
+        };
+    }
+    let words = match (attempt.death, attempt.record.class, attempt.id.trigger) {
+        (Some(DeathReason::Permanent), _, _) => "It is not tried again.",
+        (Some(DeathReason::Exhausted), _, _) => "It was the last attempt allowed.",
+        (Some(DeathReason::Expired), _, _) => "The next attempt would come after the time to deliver it.",
+        (Some(DeathReason::EndpointGone), _, _) => "The endpoint was deleted.",
+        (None, Class::Delivered, _) => "The message is delivered.",
+        (None, Class::Transient | Class::Ambiguous | Class::Permanent | Class::Gone, Trigger::Manual) => {
+            "A resend is not repeated by itself; the delivery's own schedule goes on as it was."
+        }
+        (None, Class::Transient | Class::Ambiguous | Class::Permanent | Class::Gone, Trigger::Scheduled) => {
+            "No further attempt was planned."
+        }
+    };
+    words.to_owned()
+}
+
+fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Delivered => "delivered",
+        Class::Transient => "transient",
+        Class::Ambiguous => "ambiguous",
+        Class::Permanent => "permanent",
+        Class::Gone => "gone",
+    }
+}
+
+fn rule_name(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Success => "success",
+        Rule::AskedToWait => "asked-to-wait",
+        Rule::ServerError => "server-error",
+        Rule::NotFound => "not-found",
+        Rule::Gone => "gone",
+        Rule::Redirect => "redirect",
+        Rule::ClientError => "client-error",
+        Rule::NotImplemented => "not-implemented",
+        Rule::ProtocolSwitch => "protocol-switch",
+        Rule::Dns => "dns",
+        Rule::ForbiddenAddress => "forbidden-address",
+        Rule::Connection => "connection",
+        Rule::Certificate => "certificate",
+        Rule::Handshake => "handshake",
+        Rule::Timeout => "timeout",
+        Rule::NotHttp => "not-http",
+        Rule::LocalResource => "local-resource",
+    }
+}
+
+fn death_name(reason: DeathReason) -> &'static str {
+    match reason {
+        DeathReason::Permanent => "permanent",
+        DeathReason::Exhausted => "exhausted",
+        DeathReason::Expired => "expired",
+        DeathReason::EndpointGone => "endpoint-gone",
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use postrider_engine::{AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+    use postrider_store::AttemptRecord;
+
+    fn attempt(class: Class, rule: Rule, status: Option<u16>) -> Attempt {
+        let started_at = Timestamp::from_millis(0);
+        Attempt {
+            key: AttemptKey::new(3),
+            id: DeliveryId { endpoint: EndpointKey::new(1), message: MessageKey::new(2), trigger: Trigger::Scheduled },
+            cycle: 0,
+            number: 2,
+            record: AttemptRecord {
+                started_at,
+                duration: Duration::from_millis(7),
+                url: "https://example.com/".into(),
+                status,
+                response: Bytes::new(),
+                class,
+                rule,
+            },
+            expunged: false,
+            next: None,
+            death: None,
+        }
+    }
+
+    #[test]
+    fn a_wait_is_taken_apart() {
+        let delay = Delay {
+            backoff: Duration::from_secs(300),
+            jitter: Duration::from_millis(1500),
+            retry_after: Some(Duration::from_secs(86_400)),
+            capped: true,
+        };
+        let waiting = Attempt {
+            next: Some((Timestamp::from_millis(86_401_500), delay)),
+            ..attempt(Class::Transient, Rule::ServerError, Some(503))
+        };
+        let verdict = serde_json::to_value(VerdictOut::of(&waiting)).expect("can be written");
+        assert_eq!(
+            verdict,
+            serde_json::json!({
+                "class": "transient",
+                "rule": "server-error",
+                "reason": "The receiver answered 503: an error on its side, likely to pass. The next attempt is due at \
+                           1970-01-02T00:00:01.5Z; the receiver asked for longer than is allowed.",
+                "attemptNumber": 2,
+                "cycle": 0,
+                "nextAttempt": "1970-01-02T00:00:01.5Z",
+                "delay": {"backoffMs": 300_000, "jitterMs": 1500, "retryAfterMs": 86_400_000, "capped": true},
+            })
+        );
+    }
+
+    #[test]
+    fn an_end_has_its_reason() {
+        let manual =
+            |attempt: Attempt| Attempt { id: DeliveryId { trigger: Trigger::Manual, ..attempt.id }, ..attempt };
+        for (attempt, death, words) in [
+            (attempt(Class::Delivered, Rule::Success, Some(204)), None, "answered 204. The message is delivered."),
+            (
+                Attempt {
+                    death: Some(DeathReason::Permanent),
+                    ..attempt(Class::Permanent, Rule::ClientError, Some(400))
+                },
+                Some("permanent"),
+                "It is not tried again.",
+            ),
+            (
+                Attempt { death: Some(DeathReason::Exhausted), ..attempt(Class::Transient, Rule::Timeout, None) },
+                Some("exhausted"),
+                "took too long. It was the last attempt allowed.",
+            ),
+            (manual(attempt(Class::Transient, Rule::Dns, None)), None, "A resend is not repeated by itself"),
+        ] {
+            let verdict = VerdictOut::of(&attempt);
+            assert_eq!(verdict.death, death);
+            assert!(verdict.reason.contains(words), "{}", verdict.reason);
+        }
+    }
+}
