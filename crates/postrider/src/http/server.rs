@@ -159,12 +159,7 @@ async fn converse(
     });
     let mut builder = Builder::new(TokioExecutor::new());
     // The head is timed by `Activity`: hyper's own limit would count the pause between requests as well.
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(None)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .pipeline_flush(true);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -179,7 +174,8 @@ async fn converse(
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(fault) = ended {
-                    activity.refused.store(true, Relaxed);
+                    let unreadable = fault.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse);
+                    activity.refused.store(unreadable, Relaxed);
                     debug!(error = %fault, "a connection broke");
                 }
                 return;

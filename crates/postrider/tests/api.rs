@@ -1,0 +1,606 @@
+//! The API through its router, with the real store behind it and no network.
+
+use axum::{Router, body::Body};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use postrider::{
+    clock,
+    config::{TokenAlgorithm, TokenKey, TokenSettings},
+    directory::Directory,
+    http::{Api, ApiSettings, router},
+    ids::IdCodec,
+    ingest::Ingest,
+    keyring::Keyring,
+    tasks::Tasks,
+    tokens::{Access, Capability, Tokens},
+    transport::AddressGuard,
+    vault::Vault,
+};
+use postrider_engine::AppKey;
+use postrider_store::{SqliteStore, Store};
+use rand::{SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tower::ServiceExt;
+
+struct House {
+    api: Arc<Api>,
+    router: Router,
+    token: String,
+    _folder: tempfile::TempDir,
+}
+
+struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {:?}", self.text))
+    }
+
+    #[track_caller]
+    fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        if self.text.is_empty() { Value::Null } else { self.json() }
+    }
+}
+
+impl House {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let keyring = Keyring::open_or_create(folder.path()).expect("keys");
+        let ids = IdCodec::new(*keyring.ids());
+        let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
+        let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("a key of our own"));
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
+        let vault = Arc::new(Vault::new(keyring.encryption()));
+        let guard = Arc::new(AddressGuard::new(Vec::new()));
+        let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
+        let api = Arc::new(Api {
+            directory: Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            store,
+            ids,
+            vault,
+            tokens,
+            tasks: Arc::new(Tasks::default()),
+            guard,
+            clock: clock::now,
+            rng: Mutex::new(StdRng::seed_from_u64(1)),
+            settings: ApiSettings { public_url: Some("https://hooks.example".into()), ..ApiSettings::default() },
+        });
+        Self { router: router(Arc::clone(&api)), api, token, _folder: folder }
+    }
+
+    async fn ask(&self, request: Request<Body>) -> Reply {
+        let response = self.router.clone().oneshot(request).await.expect("the router always answers");
+        let (parts, body) = response.into_parts();
+        let text = String::from_utf8(body.collect().await.expect("a body").to_bytes().to_vec()).expect("text");
+        Reply { status: parts.status, headers: parts.headers, text }
+    }
+
+    async fn call(&self, method: &str, path: &str, body: Value) -> Reply {
+        self.call_as(&self.token, method, path, body).await
+    }
+
+    async fn call_as(&self, token: &str, method: &str, path: &str, body: Value) -> Reply {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1/{path}"))
+            .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/json");
+        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+        self.ask(request.body(body).expect("a request")).await
+    }
+
+    async fn post_with_key(&self, path: &str, key: &str, body: Value) -> Reply {
+        let request = Request::post(format!("/api/v1/{path}"))
+            .header("authorization", format!("Bearer {}", self.token))
+            .header("idempotency-key", key);
+        self.ask(request.body(Body::from(body.to_string())).expect("a request")).await
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        self.call("GET", path, Value::Null).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Reply {
+        self.call("POST", path, body).await
+    }
+
+    fn app_token(&self, app_id: &str, access: &Access) -> String {
+        let key: AppKey = self.api.ids.key_of(app_id).expect("an id");
+        self.api.tokens.mint_application(key, access, clock::now(), Duration::from_hours(1)).expect("a token")
+    }
+}
+
+async fn house_with_endpoint() -> (House, String, String) {
+    let house = House::new();
+    let app = house.post("app", json!({"name": "Acme", "uid": "acme"})).await.expect(201);
+    let endpoint =
+        house.post("app/acme/endpoint", json!({"url": "https://example.com/hook", "uid": "hook"})).await.expect(201);
+    let id = |value: &Value| value["id"].as_str().expect("an id").to_owned();
+    (house, id(&app), id(&endpoint))
+}
+
+/// Every operation of the document, with the path filled in.
+fn operations(document: &Value, app: &str) -> Vec<(String, String, String)> {
+    let mut all = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let mut filled = path.replace("{app_id}", app);
+            while let (Some(from), Some(to)) = (filled.find('{'), filled.find('}')) {
+                filled.replace_range(from..=to, "something");
+            }
+            all.push((method.to_uppercase(), filled, operation["operationId"].as_str().unwrap_or_default().to_owned()));
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn every_door_has_a_lock() {
+    let (house, app, _) = house_with_endpoint().await;
+    let document = house.ask(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.expect(200);
+    let operations = operations(&document, &app);
+    assert!(operations.len() >= 40, "{} operations", operations.len());
+    let wrong = house.token.clone() + "x";
+    for (method, path, name) in operations {
+        for header in [None, Some("Bearer "), Some("Bearer x.y.z"), Some("Basic abc"), Some(wrong.as_str())] {
+            let mut request = Request::builder().method(method.as_str()).uri(&path);
+            if let Some(header) = header {
+                request = request.header("authorization", header);
+            }
+            let reply = house.ask(request.body(Body::empty()).unwrap()).await;
+            if name.starts_with("v1.health") {
+                assert_eq!(reply.status, 204, "{method} {path}");
+            } else {
+                assert_eq!(reply.status, 401, "{method} {path} with {header:?}");
+                assert_eq!(reply.text, r#"{"code":"authentication_failed","detail":"Invalid token"}"#);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_operation_of_the_contracts_first_tier_is_there() {
+    let house = House::new();
+    let document = house.ask(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.expect(200);
+    let here: Vec<String> = operations(&document, "x").into_iter().map(|(_, _, name)| name).collect();
+    for name in [
+        "v1.application.list",
+        "v1.application.create",
+        "v1.application.get",
+        "v1.application.upsert",
+        "v1.application.patch",
+        "v1.application.delete",
+        "v1.endpoint.list",
+        "v1.endpoint.create",
+        "v1.endpoint.get",
+        "v1.endpoint.upsert",
+        "v1.endpoint.patch",
+        "v1.endpoint.delete",
+        "v1.endpoint.get-headers",
+        "v1.endpoint.set-headers",
+        "v1.endpoint.patch-headers",
+        "v1.endpoint.get-secret",
+        "v1.endpoint.rotate-secret",
+        "v1.endpoint.recover",
+        "v1.endpoint.send-example",
+        "v1.endpoint.get-stats",
+        "v1.event-type.list",
+        "v1.event-type.create",
+        "v1.event-type.get",
+        "v1.event-type.upsert",
+        "v1.event-type.patch",
+        "v1.event-type.delete",
+        "v1.message.list",
+        "v1.message.create",
+        "v1.message.get",
+        "v1.message.expunge-content",
+        "v1.message-attempt.list-by-endpoint",
+        "v1.message-attempt.list-by-msg",
+        "v1.message-attempt.get",
+        "v1.message-attempt.list-attempted-messages",
+        "v1.message-attempt.list-attempted-destinations",
+        "v1.message-attempt.expunge-content",
+        "v1.message-attempt.resend",
+        "v1.authentication.app-portal-access",
+        "v1.authentication.logout",
+        "v1.health.get",
+    ] {
+        assert!(here.iter().any(|there| there == name), "{name} is missing");
+    }
+}
+
+#[tokio::test]
+async fn what_no_route_takes_is_told_in_json() {
+    let house = House::new();
+    for (method, path, status, code) in [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/api/v1/nothing", 404, "not_found"),
+        ("GET", "/api/v1/nothing/", 404, "not_found"),
+        ("DELETE", "/api/v1/app", 405, "method_not_allowed"),
+        ("DELETE", "/api/v1/app/", 405, "method_not_allowed"),
+        ("TRACE", "/api/v1/app", 405, "method_not_allowed"),
+        ("POST", "/api/v1/health", 405, "method_not_allowed"),
+    ] {
+        let reply = house.ask(Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await;
+        assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (status, &json!(code)), "{method} {path}");
+        assert_eq!(reply.headers["content-type"], "application/json");
+        assert_eq!(reply.headers.contains_key("allow"), status == 405, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn a_slash_at_the_end_is_overlooked() {
+    let (house, ..) = house_with_endpoint().await;
+    assert_eq!(house.get("app/acme/").await.expect(200), house.get("app/acme").await.expect(200));
+    assert_eq!(house.get("app/?limit=1").await.expect(200)["data"].as_array().unwrap().len(), 1);
+    house.get("health/").await.expect(204);
+}
+
+#[tokio::test]
+async fn any_page_may_call_us() {
+    let house = House::new();
+    let preflight = Request::options("/api/v1/app")
+        .header("origin", "https://portal.example")
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "authorization,content-type");
+    let reply = house.ask(preflight.body(Body::empty()).unwrap()).await;
+    assert!(reply.status.is_success());
+    assert_eq!(reply.headers["access-control-allow-origin"], "*");
+    assert_eq!(reply.headers["access-control-allow-headers"], "authorization,content-type");
+}
+
+#[tokio::test]
+async fn a_body_must_be_small_plain_json() {
+    let house = House::new();
+    let post = |name: &str, value: &str, body: Vec<u8>| {
+        Request::post("/api/v1/app")
+            .header("authorization", format!("Bearer {}", house.token))
+            .header(name, value)
+            .body(Body::from(body))
+            .unwrap()
+    };
+    let valid = br#"{"name":"a"}"#.to_vec();
+    assert_eq!(house.ask(post("content-type", "text/plain", valid.clone())).await.status, 415);
+    assert_eq!(house.ask(post("content-encoding", "gzip", valid.clone())).await.status, 415);
+    assert_eq!(house.ask(post("content-type", "application/json", vec![b' '; 1024 * 1024 + 1])).await.status, 413);
+    assert_eq!(house.ask(post("content-type", "application/json", b"{\"name\":\"\xff\"}".to_vec())).await.status, 422);
+    assert_eq!(house.ask(post("idempotency-key", &"k".repeat(257), valid.clone())).await.status, 422);
+    assert_eq!(house.ask(post("content-type", "application/json", valid)).await.status, 201);
+}
+
+#[tokio::test]
+async fn an_application_lives_its_life() {
+    let house = House::new();
+    let created = house.post("app", json!({"name": "Acme", "uid": "acme", "throttleRate": 5})).await.expect(201);
+    let id = created["id"].as_str().unwrap();
+    assert_eq!((&created["uid"], &created["rateLimit"]), (&json!("acme"), &json!(5)));
+    assert_eq!(house.get(&format!("app/{id}")).await.expect(200), created);
+    assert_eq!(house.get("app/acme").await.expect(200), created);
+
+    house.post("app", json!({"name": "Other", "uid": "acme"})).await.expect(409);
+    let existing = house.post("app?get_if_exists=true", json!({"name": "Other", "uid": "acme"})).await.expect(200);
+    assert_eq!(existing, created);
+
+    let patched = house.call("PATCH", "app/acme", json!({"name": "New", "throttleRate": null})).await.expect(200);
+    assert_eq!((&patched["name"], &patched["throttleRate"]), (&json!("New"), &Value::Null));
+    assert_eq!(house.get("app/acme").await.expect(200)["name"], "New");
+    house.call("PATCH", "app/acme", json!({"colour": "red"})).await.expect(422);
+
+    house.call("PUT", "app/acme", json!({"name": "Put"})).await.expect(200);
+    let made = house.call("PUT", "app/second", json!({"name": "Second"})).await.expect(201);
+    assert_eq!(made["uid"], "second");
+    house.call("PUT", "app/third", json!({"name": "Third", "uid": "fourth"})).await.expect(422);
+    house.call("PATCH", "app/second", json!({"uid": "acme"})).await.expect(409);
+
+    house.call("DELETE", "app/acme", Value::Null).await.expect(204);
+    house.get("app/acme").await.expect(404);
+    house.get(&format!("app/{id}")).await.expect(404);
+    house.call("DELETE", "app/acme", Value::Null).await.expect(404);
+    house.post("app", json!({"name": "Again", "uid": "acme"})).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_list_is_walked_both_ways() {
+    let house = House::new();
+    for i in 0..5 {
+        house.post("app", json!({"name": format!("{i}")})).await.expect(201);
+    }
+    let names = |page: &Value| -> Vec<String> {
+        page["data"].as_array().unwrap().iter().map(|app| app["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let first = house.get("app?limit=2").await.expect(200);
+    assert_eq!((names(&first), &first["done"]), (vec!["0".into(), "1".into()], &json!(false)));
+    let second = house.get(&format!("app?limit=2&iterator={}", first["iterator"].as_str().unwrap())).await.expect(200);
+    assert_eq!(names(&second), ["2", "3"]);
+    let third = house.get(&format!("app?limit=2&iterator={}", second["iterator"].as_str().unwrap())).await.expect(200);
+    assert_eq!((names(&third), &third["done"]), (vec!["4".into()], &json!(true)));
+    let back =
+        house.get(&format!("app?limit=2&iterator={}", third["prevIterator"].as_str().unwrap())).await.expect(200);
+    assert_eq!(names(&back), ["2", "3"]);
+    assert_eq!(names(&house.get("app?order=descending&limit=2").await.expect(200)), ["4", "3"]);
+    house.get("app?limit=251").await.expect(422);
+    house.get("app?limit=ten").await.expect(400);
+    house.get("app?iterator=ep_000000000000000000000000000").await.expect(422);
+    house.get("app?colour=red").await.expect(400);
+}
+
+#[tokio::test]
+async fn the_same_post_is_carried_out_once() {
+    let house = House::new();
+    for key in ["auto_1", "chosen"] {
+        let first = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
+        let second = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
+        assert_eq!(first, second);
+    }
+    assert_eq!(house.get("app").await.expect(200)["data"].as_array().unwrap().len(), 2);
+    house.post_with_key("app", "chosen", json!({"name": "b"})).await.expect(409);
+    assert_eq!(house.post_with_key("app", "auto_1", json!({"name": "b"})).await.expect(201)["name"], "a");
+}
+
+#[tokio::test]
+async fn an_endpoint_lives_its_life() {
+    let (house, _, id) = house_with_endpoint().await;
+    let path = "app/acme/endpoint";
+    let endpoint = house.get(&format!("{path}/{id}")).await.expect(200);
+    assert_eq!((&endpoint["version"], &endpoint["eventTypes"]), (&json!(1), &Value::Null));
+    house.post(path, json!({"url": "https://example.com", "uid": "hook"})).await.expect(409);
+    house.post(path, json!({"url": "https://example.com", "eventTypes": ["unknown"]})).await.expect(422);
+    house.post(path, json!({"url": "http://localhost/"})).await.expect(422);
+
+    house.post("event-type", json!({"name": "paid", "description": ""})).await.expect(201);
+    let body = json!({"url": "https://example.org", "filterTypes": ["paid"], "rateLimit": 3, "version": 1});
+    let put = house.call("PUT", &format!("{path}/hook"), body.clone()).await.expect(200);
+    assert_eq!((&put["eventTypes"], &put["throttleRate"], &put["uid"]), (&json!(["paid"]), &json!(3), &json!("hook")));
+    house.call("PUT", &format!("{path}/new"), body).await.expect(201);
+    let patched = house.call("PATCH", &format!("{path}/hook"), json!({"eventTypes": [], "disabled": true})).await;
+    let patched = patched.expect(200);
+    assert_eq!((&patched["filterTypes"], &patched["disabled"]), (&Value::Null, &json!(true)));
+    assert_eq!(house.get(path).await.expect(200)["data"].as_array().unwrap().len(), 2);
+
+    house.call("DELETE", &format!("{path}/hook"), Value::Null).await.expect(204);
+    house.get(&format!("{path}/{id}")).await.expect(404);
+}
+
+#[tokio::test]
+async fn headers_are_set_and_credentials_not_shown() {
+    let (house, ..) = house_with_endpoint().await;
+    let path = "app/acme/endpoint/hook/headers";
+    assert_eq!(house.get(path).await.expect(200), json!({"headers": {}, "sensitive": []}));
+    house.call("PUT", path, json!({"headers": {"X-A": "1", "Authorization": "canary"}})).await.expect(204);
+    assert_eq!(house.get(path).await.expect(200), json!({"headers": {"X-A": "1"}, "sensitive": ["Authorization"]}));
+    let patch = json!({"headers": {"x-b": "2", "x-a": null}, "deleteHeaders": ["authorization"]});
+    house.call("PATCH", path, patch).await.expect(204);
+    assert_eq!(house.get(path).await.expect(200), json!({"headers": {"x-b": "2"}, "sensitive": []}));
+    house.call("PUT", path, json!({"headers": {"host": "evil"}})).await.expect(422);
+}
+
+#[tokio::test]
+async fn a_secret_is_rotated_and_told() {
+    let (house, ..) = house_with_endpoint().await;
+    let path = "app/acme/endpoint/hook/secret";
+    let first = house.get(path).await.expect(200);
+    assert!(first["key"].as_str().unwrap().starts_with("whsec_"));
+    let rotated = house.post_with_key(&format!("{path}/rotate"), "auto_r", json!({})).await.expect(200);
+    assert_ne!(rotated, first);
+    assert_eq!(house.get(path).await.expect(200), rotated);
+    assert_eq!(house.post_with_key(&format!("{path}/rotate"), "auto_r", json!({})).await.expect(200), rotated);
+    let own = json!({"key": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "gracePeriodSeconds": 0});
+    assert_eq!(house.post(&format!("{path}/rotate"), own.clone()).await.expect(200)["key"], own["key"]);
+    for _ in 0..9 {
+        house.post(&format!("{path}/rotate"), json!({})).await.expect(200);
+    }
+    assert_eq!(house.post(&format!("{path}/rotate"), json!({})).await.expect(400)["code"], "limit_reached");
+}
+
+#[tokio::test]
+async fn secrets_and_headers_do_not_lie_open_on_the_disk() {
+    let (house, ..) = house_with_endpoint().await;
+    let secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5";
+    let body = json!({"url": "https://example.com", "secret": secret, "headers": {"authorization": "headercanary"}});
+    house.post_with_key("app/acme/endpoint", "auto_s", body).await.expect(201);
+    house.post_with_key("app/acme/endpoint/hook/secret/rotate", "auto_t", json!({"key": secret})).await.expect(200);
+    house.api.store.close().await;
+    for file in std::fs::read_dir(house._folder.path()).unwrap() {
+        let path = file.unwrap().path();
+        let Ok(bytes) = std::fs::read(&path) else { continue };
+        for canary in [&b"Y2FuYXJ5"[..], b"canarycanary", b"headercanary"] {
+            assert!(!bytes.windows(canary.len()).any(|window| window == canary), "{}", path.display());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_event_type_lives_its_life() {
+    let house = House::new();
+    let body = json!({"name": "user.signup", "description": "d", "schemas": {"1": {"example": {"a": 1}}}});
+    let created = house.post("event-type", body.clone()).await.expect(201);
+    assert_eq!((&created["archived"], &created["schemas"]), (&json!(false), &body["schemas"]));
+    assert_eq!(house.post("event-type", body.clone()).await.expect(409)["code"], "event_type_exists");
+    let listed = house.get("event-type").await.expect(200);
+    assert_eq!((&listed["data"][0]["name"], &listed["data"][0]["schemas"]), (&json!("user.signup"), &Value::Null));
+    let listed = house.get("event-type?with_content=true").await.expect(200);
+    assert_eq!(listed["data"][0]["schemas"], body["schemas"]);
+
+    house.call("DELETE", "event-type/user.signup", Value::Null).await.expect(204);
+    assert_eq!(house.get("event-type/user.signup").await.expect(200)["archived"], true);
+    assert_eq!(house.get("event-type").await.expect(200)["data"], json!([]));
+    assert_eq!(house.get("event-type?include_archived=true").await.expect(200)["data"][0]["archived"], true);
+    assert_eq!(house.post("event-type", body).await.expect(201)["archived"], false);
+
+    house.call("PUT", "event-type/user.signup", json!({"description": "x"})).await.expect(200);
+    house.call("PUT", "event-type/new", json!({"description": "x"})).await.expect(201);
+    let patched = house.call("PATCH", "event-type/new", json!({"groupName": "g"})).await.expect(200);
+    assert_eq!((&patched["groupName"], &patched["description"]), (&json!("g"), &json!("x")));
+    house.call("DELETE", "event-type/new?expunge=true", Value::Null).await.expect(204);
+    house.get("event-type/new").await.expect(404);
+}
+
+#[tokio::test]
+async fn hidden_event_types_are_passed_over_in_lists() {
+    let (house, app, _) = house_with_endpoint().await;
+    for i in 0..12 {
+        let flags = if i % 3 == 0 { Value::Null } else { json!(["beta"]) };
+        let body = json!({"name": format!("t{i:02}"), "description": "", "featureFlags": flags});
+        house.post("event-type", body).await.expect(201);
+    }
+    let token = house.app_token(&app, &Access { feature_flags: Some(Vec::new()), ..Access::full() });
+    let list = async |query: &str| {
+        let page = house.call_as(&token, "GET", &format!("event-type?{query}"), Value::Null).await.expect(200);
+        let names: Vec<_> =
+            page["data"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap().to_owned()).collect();
+        (names.join(" "), page)
+    };
+    let (names, first) = list("limit=2").await;
+    assert_eq!((names.as_str(), &first["done"]), ("t00 t03", &json!(false)));
+    let (names, second) = list(&format!("limit=2&iterator={}", first["iterator"].as_str().unwrap())).await;
+    assert_eq!((names.as_str(), &second["done"]), ("t06 t09", &json!(true)));
+    let (names, back) = list(&format!("limit=2&iterator={}", second["prevIterator"].as_str().unwrap())).await;
+    assert_eq!((names.as_str(), &back["done"]), ("t00 t03", &json!(true)));
+    house.call_as(&token, "GET", "event-type/t01", Value::Null).await.expect(404);
+    let body = json!({"url": "https://example.com", "eventTypes": ["t01"]});
+    house.call_as(&token, "POST", &format!("app/{app}/endpoint"), body).await.expect(422);
+}
+
+#[tokio::test]
+async fn recover_stats_and_examples_answer() {
+    let (house, ..) = house_with_endpoint().await;
+    let path = "app/acme/endpoint/hook";
+    let task = house
+        .post_with_key(&format!("{path}/recover"), "auto_1", json!({"since": "2026-01-01T00:00:00Z"}))
+        .await
+        .expect(202);
+    assert!(task["id"].as_str().unwrap().starts_with("qtask_"));
+    assert_eq!((&task["status"], &task["task"]), (&json!("running"), &json!("endpoint.recover")));
+    house.post(&format!("{path}/recover"), json!({"since": "2999-01-01T00:00:00Z"})).await.expect(422);
+
+    let ping = house.post(&format!("{path}/send-example"), json!({"eventType": "svix.ping"})).await.expect(202);
+    assert_eq!((&ping["eventType"], &ping["payload"]), (&json!("svix.ping"), &json!({"success": true})));
+    house.post(&format!("{path}/send-example"), json!({"eventType": "unknown"})).await.expect(422);
+    let body = json!({"name": "t", "description": "", "schemas": {"1": {"examples": [{"n": 1}, {"n": 2}]}}});
+    house.post("event-type", body).await.expect(201);
+    let sent =
+        house.post(&format!("{path}/send-example"), json!({"eventType": "t", "exampleIndex": 1})).await.expect(202);
+    assert_eq!(sent["payload"], json!({"n": 2}));
+
+    let stats = house.get(&format!("{path}/stats")).await.expect(200);
+    assert_eq!(stats, json!({"success": 0, "pending": 2, "sending": 0, "fail": 0, "canceled": 0}));
+    assert_eq!(
+        house.get(&format!("{path}/stats?since=2020-01-01T00:00:00Z")).await.expect(400)["code"],
+        "invalid_range"
+    );
+}
+
+#[tokio::test]
+async fn a_portal_link_opens_one_application() {
+    let (house, app, _) = house_with_endpoint().await;
+    house.post("app", json!({"name": "Other", "uid": "other"})).await.expect(201);
+    let link = house.post("auth/app-portal-access/acme", json!({})).await.expect(200);
+    let token = link["token"].as_str().unwrap().to_owned();
+    assert_eq!(link["url"], format!("https://hooks.example/portal#key={token}"));
+    let as_owner = async |method: &str, path: &str, body: Value| house.call_as(&token, method, path, body).await;
+
+    assert_eq!(as_owner("GET", "app/acme", Value::Null).await.expect(200)["id"], app.as_str());
+    as_owner("GET", "app/acme/endpoint/hook/secret", Value::Null).await.expect(200);
+    as_owner("GET", "event-type", Value::Null).await.expect(200);
+    for (method, path) in [
+        ("GET", "app"),
+        ("POST", "app"),
+        ("POST", "event-type"),
+        ("PUT", "app/acme"),
+        ("DELETE", "app/acme"),
+        ("PATCH", "app/acme"),
+        ("POST", "auth/app-portal-access/acme"),
+    ] {
+        assert_eq!(
+            as_owner(method, path, json!({"name": "x", "description": ""})).await.expect(403)["code"],
+            "insufficient access",
+            "{method} {path}"
+        );
+    }
+    as_owner("POST", "auth/logout", Value::Null).await.expect(501);
+
+    house.post("auth/app-portal-access/unknown", json!({})).await.expect(404);
+    house.post("auth/app-portal-access/brought", json!({"application": {"name": "Brought"}})).await.expect(200);
+    assert_eq!(house.get("app/brought").await.expect(200)["name"], "Brought");
+    house.post("auth/app-portal-access/x", json!({"application": {"name": "X", "uid": "y"}})).await.expect(422);
+}
+
+#[tokio::test]
+async fn others_look_as_if_they_did_not_exist() {
+    let (house, app, endpoint) = house_with_endpoint().await;
+    let other = house.post("app", json!({"name": "Other", "uid": "other"})).await.expect(201);
+    let token = house.app_token(other["id"].as_str().unwrap(), &Access::full());
+    for suffix in [
+        "",
+        "/endpoint",
+        "/endpoint/hook",
+        "/endpoint/hook/secret",
+        "/endpoint/hook/headers",
+        "/endpoint/hook/stats",
+        "/msg",
+    ] {
+        let foreign = house.call_as(&token, "GET", &format!("app/acme{suffix}"), Value::Null).await;
+        let by_id = house.call_as(&token, "GET", &format!("app/{app}{suffix}"), Value::Null).await;
+        let unknown = house.call_as(&token, "GET", &format!("app/nowhere{suffix}"), Value::Null).await;
+        assert_eq!((foreign.status, &foreign.text), (unknown.status, &unknown.text), "{suffix}");
+        assert_eq!((by_id.status, &by_id.text), (unknown.status, &unknown.text), "{suffix}");
+        assert_eq!(foreign.status, 404);
+    }
+    // An endpoint of one application is not found under another, whoever asks.
+    house.get(&format!("app/other/endpoint/{endpoint}")).await.expect(404);
+    house.call("DELETE", &format!("app/other/endpoint/{endpoint}"), Value::Null).await.expect(404);
+    house.get(&format!("app/acme/endpoint/{endpoint}")).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_limited_token_does_what_it_was_made_for() {
+    let (house, app, _) = house_with_endpoint().await;
+    let only = |capability| {
+        house.app_token(&app, &Access { capabilities: vec![Capability::ViewBase, capability], feature_flags: None })
+    };
+    let (view, secret) = (only(Capability::ViewBase), only(Capability::ViewEndpointSecret));
+    let (manage, attempt) = (only(Capability::ManageEndpoint), only(Capability::CreateAttempts));
+    let ping = json!({"eventType": "svix.ping"});
+    for (token, method, path, body, status) in [
+        (&view, "GET", "", Value::Null, 200),
+        (&view, "GET", "/secret", Value::Null, 403),
+        (&view, "PATCH", "", json!({}), 403),
+        (&view, "POST", "/send-example", ping.clone(), 403),
+        (&view, "POST", "/secret/rotate", json!({}), 403),
+        (&secret, "GET", "/secret", Value::Null, 200),
+        (&secret, "POST", "/secret/rotate", json!({}), 403),
+        (&manage, "PATCH", "", json!({}), 200),
+        (&manage, "POST", "/secret/rotate", json!({}), 200),
+        (&manage, "POST", "/send-example", ping.clone(), 403),
+        (&attempt, "POST", "/send-example", ping, 202),
+    ] {
+        house.call_as(token, method, &format!("app/acme/endpoint/hook{path}"), body).await.expect(status);
+    }
+}
+
+#[tokio::test]
+async fn pages_are_ours_alone() {
+    let house = House::new();
+    for path in ["/docs", "/portal"] {
+        let reply = house.ask(Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(reply.status, 200);
+        let policy = reply.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert!(!reply.text.contains("://"), "{path} loads something from elsewhere");
+    }
+    for path in ["/docs.js", "/portal.js", "/page.css"] {
+        let reply = house.ask(Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(reply.status, 200);
+        assert!(!reply.text.contains("://") && !reply.text.contains("innerHTML"), "{path}");
+    }
+}
