@@ -198,7 +198,7 @@ pub struct Settlement {
 pub struct AttemptRecord {
     pub started_at: Timestamp,
     pub duration: Duration,
-    pub url: String,
+    pub url: Arc<str>,
     /// `None` if no answer came.
     pub status: Option<u16>,
     /// The body of the answer, or the error in words.

@@ -3,6 +3,7 @@
 use crate::records::*;
 use async_trait::async_trait;
 use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// What Postrider asks of a store. All of it returns only after the change is durable.
@@ -25,7 +26,7 @@ pub trait Store: Send + Sync + 'static {
     /// The deliveries of one lane that are due by `now`.
     async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError>;
 
-    async fn settle(&self, settlements: Vec<Settlement>) -> Result<(), StoreError>;
+    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError>;
 
     /// Every lane that has something waiting.
     async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError>;

@@ -1,25 +1,198 @@
-//! Placeholder until the directory is merged: reads the store each time.
+//! Who subscribes to what, kept in memory: ingest asks it for each message, dispatch for each attempt.
+//!
+//! An application's entry is read from the store when it is first needed and forgotten when anything about the
+//! application changes. A read that began before a change must not bring the old state back, so an entry is kept
+//! only if nothing has changed since its read began.
 
-use postrider_engine::AppKey;
-use postrider_store::{Application, By, Store, StoreError};
-use std::sync::Arc;
+use crate::{
+    transport::{AddressGuard, EndpointUrl, UrlError, UrlRules},
+    vault::Vault,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use postrider_engine::{AppKey, EndpointKey, Timestamp, lanes::LaneSettings};
+use postrider_signature::SigningKey;
+use postrider_store::{Application, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+/// Entries kept before all are let go and read anew as they are needed.
+const APPS_MAX: usize = 20_000;
+
+/// Requests at a time to one endpoint.
+const IN_FLIGHT_MAX: usize = 10;
 
 pub struct Directory {
     store: Arc<dyn Store>,
+    vault: Arc<Vault>,
+    guard: Arc<AddressGuard>,
+    known: RwLock<Known>,
 }
 
 pub struct AppEntry {
     pub application: Application,
+    pub endpoints: Vec<Arc<EndpointEntry>>,
+}
+
+/// An endpoint, prepared for matching and sending.
+pub struct EndpointEntry {
+    pub key: EndpointKey,
+    pub lane: LaneSettings,
+    event_types: Option<HashSet<String>>,
+    channels: Option<HashSet<String>>,
+    /// The URL as it was stored, for the log.
+    pub shown_url: Arc<str>,
+    /// Judged anew at every load, because what may be called can change with the settings.
+    pub target: Result<EndpointUrl, UrlError>,
+    pub headers: HeaderMap,
+    signing: Vec<(SigningKey, Option<Timestamp>)>,
+}
+
+#[derive(Default)]
+struct Known {
+    apps: HashMap<AppKey, Arc<AppEntry>>,
+    uids: HashMap<String, AppKey>,
+    endpoints: HashMap<EndpointKey, Arc<EndpointEntry>>,
+    /// Counts changes.
+    generation: u64,
 }
 
 impl Directory {
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
+    pub fn new(store: Arc<dyn Store>, vault: Arc<Vault>, guard: Arc<AddressGuard>) -> Self {
+        Self { store, vault, guard, known: RwLock::default() }
     }
 
     pub async fn application(&self, by: &By<AppKey>) -> Result<Option<Arc<AppEntry>>, StoreError> {
-        Ok(self.store.application(by.clone()).await?.map(|application| Arc::new(AppEntry { application })))
+        let generation = {
+            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+            let key = match by {
+                By::Key(key) => Some(key),
+                By::Uid(uid) => known.uids.get(uid),
+            };
+            if let Some(entry) = key.and_then(|key| known.apps.get(key)) {
+                return Ok(Some(Arc::clone(entry)));
+            }
+            known.generation
+        };
+        let Some(application) = self.store.application(by.clone()).await? else { return Ok(None) };
+        let entry = Arc::new(self.read(application).await?);
+        self.keep(&entry, generation);
+        Ok(Some(entry))
     }
 
-    pub fn changed(&self, _app: AppKey) {}
+    /// The endpoint of a lane. `None`: it was deleted.
+    pub async fn endpoint(&self, endpoint: EndpointKey) -> Result<Option<Arc<EndpointEntry>>, StoreError> {
+        if let Some(entry) = self.endpoint_at_hand(endpoint) {
+            return Ok(Some(entry));
+        }
+        let Some(found) = self.store.endpoint_of_lane(endpoint).await? else { return Ok(None) };
+        let app = self.application(&By::Key(found.app)).await?;
+        Ok(app.and_then(|app| app.endpoints.iter().find(|entry| entry.key == endpoint).cloned()))
+    }
+
+    /// The same, if it need not be read first.
+    pub fn endpoint_at_hand(&self, endpoint: EndpointKey) -> Option<Arc<EndpointEntry>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).endpoints.get(&endpoint).cloned()
+    }
+
+    /// Something about this application or its endpoints was committed.
+    pub fn changed(&self, app: AppKey) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.generation += 1;
+        if let Some(entry) = known.apps.remove(&app) {
+            if let Some(uid) = &entry.application.uid {
+                known.uids.remove(uid);
+            }
+            for endpoint in &entry.endpoints {
+                known.endpoints.remove(&endpoint.key);
+            }
+        }
+    }
+
+    async fn read(&self, application: Application) -> Result<AppEntry, StoreError> {
+        let mut endpoints: Vec<Arc<EndpointEntry>> = Vec::new();
+        loop {
+            let from = endpoints.last().map(|last| Cut::Past(last.key));
+            let page = Page { from, order: Order::Ascending, limit: 1_000 };
+            let found = self.store.endpoints(application.key, page).await?;
+            if found.is_empty() {
+                return Ok(AppEntry { application, endpoints });
+            }
+            endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, endpoint))));
+        }
+    }
+
+    fn prepare(&self, application: &Application, endpoint: Endpoint) -> EndpointEntry {
+        let (signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
+            Ok(private) => (
+                private.secrets.iter().map(|active| (SigningKey::new(&active.secret), active.expires_at)).collect(),
+                private
+                    .headers
+                    .iter()
+                    .filter_map(|(name, value)| {
+                        Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+                    })
+                    .collect(),
+            ),
+            Err(error) => {
+                tracing::error!(endpoint = endpoint.key.raw(), %error, "an endpoint's secrets cannot be opened");
+                (Vec::new(), HeaderMap::new())
+            }
+        };
+        // Whether plain http is welcome is decided when an endpoint is made, not each time it is called.
+        let rules = UrlRules { https_only: false, guard: &self.guard, ports_opened: &[] };
+        EndpointEntry {
+            key: endpoint.key,
+            lane: LaneSettings {
+                app: application.key,
+                app_rate: application.rate_limit,
+                in_flight_max: IN_FLIGHT_MAX,
+                rate: endpoint.rate_limit,
+                parked: endpoint.disabled,
+            },
+            event_types: endpoint.event_types.map(HashSet::from_iter),
+            channels: endpoint.channels.map(HashSet::from_iter),
+            target: EndpointUrl::parse(&endpoint.url, &rules),
+            shown_url: endpoint.url.into(),
+            headers,
+            signing,
+        }
+    }
+
+    fn keep(&self, entry: &Arc<AppEntry>, generation: u64) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.generation != generation {
+            return;
+        }
+        if known.apps.len() >= APPS_MAX {
+            *known = Known { generation, ..Known::default() };
+        }
+        if let Some(uid) = &entry.application.uid {
+            known.uids.insert(uid.clone(), entry.application.key);
+        }
+        for endpoint in &entry.endpoints {
+            known.endpoints.insert(endpoint.key, Arc::clone(endpoint));
+        }
+        known.apps.insert(entry.application.key, Arc::clone(entry));
+    }
+}
+
+impl EndpointEntry {
+    /// An endpoint with channels gets only messages on one of them.
+    pub fn wants(&self, content: &Content) -> bool {
+        let type_fits = self.event_types.as_ref().is_none_or(|wanted| wanted.contains(&content.event_type));
+        let channel_fits =
+            self.channels.as_ref().is_none_or(|wanted| content.channels.iter().any(|channel| wanted.contains(channel)));
+        type_fits && channel_fits
+    }
+
+    /// The keys that sign now: the current one first, then old ones still in their time of grace.
+    pub fn signing_keys(&self, now: Timestamp) -> Vec<SigningKey> {
+        self.signing
+            .iter()
+            .filter(|(_, expires_at)| expires_at.is_none_or(|at| now < at))
+            .map(|(key, _)| key.clone())
+            .collect()
+    }
 }

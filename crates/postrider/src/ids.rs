@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::records::{By, TaskKey};
+use postrider_store::{By, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 
@@ -219,8 +219,16 @@ mod tests {
         let long = format!("{id}0");
         let huge = format!("msg_{}", "z".repeat(10_000));
         for text in [
-            "", "msg_", "app_", &id[4..], &id[..30], &long, &huge,
-            "msg_zzzzzzzzzzzzzzzzzzzzzzzzzzz", "msg_000000000000000000000000000", "msg_../../../../../../etc/passwd",
+            "",
+            "msg_",
+            "app_",
+            &id[4..],
+            &id[..30],
+            &long,
+            &huge,
+            "msg_zzzzzzzzzzzzzzzzzzzzzzzzzzz",
+            "msg_000000000000000000000000000",
+            "msg_../../../../../../etc/passwd",
             "msg_\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}0",
         ] {
             assert_eq!(ids.decode(Kind::Message, text), None, "{text:.40}");

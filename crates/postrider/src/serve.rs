@@ -1,8 +1,190 @@
-//! Placeholder until the server is merged.
+//! Puts the parts together and runs them: the one place that knows them all.
 
-use crate::config::Settings;
+use crate::{
+    clock,
+    config::Settings,
+    directory::Directory,
+    dispatch::Dispatch,
+    http::{self, Api, ApiSettings, auth::Environment, server},
+    ids::IdCodec,
+    ingest::Ingest,
+    keyring::Keyring,
+    tasks::Tasks,
+    tokens::Tokens,
+    transport::{AddressGuard, Transport, TransportConfig},
+    vault::{Private, Vault},
+};
+use anyhow::Context;
+use axum::{Router, extract::State, routing::get};
+use metrics_exporter_prometheus::PrometheusHandle;
+use postrider_engine::EndpointKey;
+use postrider_store::{Retention, SqliteStore, Store};
+use rand::{SeedableRng, rngs::StdRng};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{net::TcpListener, signal::unix, sync::watch, task::JoinHandle};
 
-/// Runs the server until a signal ends it.
-pub async fn run(_settings: Settings) -> anyhow::Result<()> {
-    anyhow::bail!("the server is not part of this build yet")
+/// How long a request is remembered, so that its repetition is recognised.
+const IDEMPOTENCY: Duration = Duration::from_hours(24);
+
+/// How often samples are taken into the histograms, and the store is asked how much waits.
+const METRICS_EVERY: Duration = Duration::from_secs(5);
+
+/// A running server.
+pub struct Server {
+    address: SocketAddr,
+    tokens: Arc<Tokens>,
+    store: Arc<dyn Store>,
+    grace: Duration,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    dispatching: JoinHandle<()>,
+}
+
+/// Runs a server until a signal ends it.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let metrics = crate::telemetry::start_metrics()?;
+    let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
+    let mut terminate = unix::signal(unix::SignalKind::terminate())?;
+    let data = settings.data.display().to_string();
+    let server = Server::start(settings, metrics).await?;
+    tracing::info!(address = %server.address(), data, "ready; `postrider token --data {data}` prints a token");
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tracing::info!("stopping: requests under way are finished; a second signal ends it at once");
+    tokio::select! {
+        () = server.stop() => tracing::info!("stopped"),
+        _ = interrupt.recv() => tracing::warn!("ended at once; what was under way is sent again at the next start"),
+        _ = terminate.recv() => tracing::warn!("ended at once; what was under way is sent again at the next start"),
+    }
+    Ok(())
+}
+
+impl Server {
+    pub async fn start(settings: Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        // The port first: if it is taken, nothing else should have happened.
+        let listener = TcpListener::bind(settings.listen)
+            .await
+            .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
+        let address = listener.local_addr()?;
+        let data = settings.data.clone();
+        let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
+        let store: Arc<dyn Store> = Arc::new(store);
+        let keyring = Keyring::open_or_create(&settings.data)?;
+        let vault = Arc::new(Vault::new(keyring.encryption()));
+        check_vault(&*store, &vault).await?;
+        let ids = IdCodec::new(*keyring.ids());
+        let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
+
+        let guard = AddressGuard::new(settings.allow_subnets.clone());
+        let extra_ca_pem = match &settings.extra_ca_file {
+            Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
+            None => None,
+        };
+        let transport = Transport::new(TransportConfig { extra_ca_pem, ..TransportConfig::new(guard.clone()) })?;
+        let guard = Arc::new(guard);
+        let directory = Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard)));
+        let tasks = Arc::new(Tasks::default());
+        let (stop, stopped) = watch::channel(false);
+
+        let dispatch =
+            Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
+        let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
+        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY };
+        tokio::spawn({
+            let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
+            async move { tasks.run(store, retention).await }
+        });
+        tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+
+        let api = Arc::new(Api {
+            store: Arc::clone(&store),
+            ids,
+            vault,
+            tokens: Arc::clone(&tokens),
+            directory,
+            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            tasks,
+            guard,
+            clock: clock::now,
+            rng: Mutex::new(system_rng()?),
+            settings: ApiSettings {
+                public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
+                body_max: settings.body_max,
+                https_only: settings.https_only,
+                ..ApiSettings::default()
+            },
+        });
+        let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
+        let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
+        let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
+        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
+    pub async fn stop(self) {
+        self.stop.send_replace(true);
+        let finished = async { (self.serving.await, self.dispatching.await) };
+        if tokio::time::timeout(self.grace, finished).await.is_err() {
+            tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
+        }
+        self.store.close().await;
+    }
+}
+
+/// A sealed note in the store shows at start whether the key fits, before anything is served.
+async fn check_vault(store: &dyn Store, vault: &Vault) -> anyhow::Result<()> {
+    const NOTE: &str = "vault_check";
+    const NOBODY: EndpointKey = EndpointKey::new(0);
+    match store.note(NOTE).await? {
+        Some(sealed) => {
+            vault.open(NOBODY, &sealed).context(
+                "the encryption key in keys.toml is not the one that this database was made with; \
+                 put the right keys.toml back into the data folder",
+            )?;
+        }
+        None => {
+            let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
+            store.put_note(NOTE, vault.seal(NOBODY, &nothing, &mut system_rng()?)).await?;
+        }
+    }
+    Ok(())
+}
+
+fn system_rng() -> anyhow::Result<StdRng> {
+    StdRng::try_from_rng(&mut rand::rngs::SysRng).context("asking the system for random numbers")
+}
+
+fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
+    let show = |_: Environment, State(_): State<Arc<Api>>| async move { metrics.render() };
+    Router::new().route("/metrics", get(show)).with_state(api)
+}
+
+async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
+    let waiting = metrics::gauge!("postrider_deliveries_waiting");
+    let dead = metrics::gauge!("postrider_dead_letters");
+    while let Ok(counts) = store.counts().await {
+        waiting.set(counts.waiting as f64);
+        dead.set(counts.dead as f64);
+        metrics.run_upkeep();
+        tokio::time::sleep(METRICS_EVERY).await;
+    }
+}
+
+async fn until(mut stopped: watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stopped| *stopped).await;
 }

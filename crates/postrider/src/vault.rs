@@ -13,7 +13,7 @@ use postrider_signature::Secret;
 use rand::CryptoRng;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::BTreeMap, fmt};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 pub struct Vault {
     cipher: XChaCha20Poly1305,
@@ -95,9 +95,15 @@ struct Inside<'a> {
 
 #[derive(Serialize, Deserialize)]
 struct SecretInside {
-    secret: Zeroizing<String>,
+    secret: String,
     /// Milliseconds since 1970.
     expires_at: Option<i64>,
+}
+
+impl Drop for SecretInside {
+    fn drop(&mut self) {
+        self.secret.zeroize();
+    }
 }
 
 impl<'a> From<&'a Private> for Inside<'a> {
@@ -106,7 +112,7 @@ impl<'a> From<&'a Private> for Inside<'a> {
             .secrets
             .iter()
             .map(|active| SecretInside {
-                secret: Zeroizing::new(active.secret.reveal()),
+                secret: active.secret.reveal(),
                 expires_at: active.expires_at.map(Timestamp::as_millis),
             })
             .collect();

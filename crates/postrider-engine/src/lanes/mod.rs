@@ -1,1 +1,7 @@
 //! What waits for whom, and whose turn it is: state machines that are told what happened and asked what to do.
+
+mod dispatcher;
+mod lane;
+
+pub use dispatcher::{Command, Dispatcher, Limits};
+pub use lane::{LaneSettings, Parcel};

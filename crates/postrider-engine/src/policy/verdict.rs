@@ -34,6 +34,13 @@ impl Default for Policy {
     }
 }
 
+impl Policy {
+    /// Its time ran out while it waited: no further attempt may start.
+    pub fn is_expired(&self, progress: Progress, now: Timestamp) -> bool {
+        progress.first_attempt_at.is_some_and(|first| now >= self.budget.give_up_at(first))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub class: Class,

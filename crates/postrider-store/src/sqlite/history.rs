@@ -142,7 +142,7 @@ fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
         record: AttemptRecord {
             started_at: Timestamp::from_millis(row.get(8)?),
             duration: Duration::from_millis(row.get(9)?),
-            url: row.get(11)?,
+            url: row.get::<_, String>(11)?.into(),
             status: row.get(10)?,
             response: response.map(Bytes::from).unwrap_or_default(),
             class: class_of(row.get(3)?)?,

@@ -209,7 +209,7 @@ impl Store for SqliteStore {
         self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, now, limit)).await
     }
 
-    async fn settle(&self, settlements: Vec<Settlement>) -> Result<(), StoreError> {
+    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::settle(batch, &settlements)).await
     }
 

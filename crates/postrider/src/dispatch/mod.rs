@@ -1,1 +1,358 @@
+//! Drives the engine: tells it what happened, and carries out what it says.
+//!
+//! One task owns the engine's state and never waits for the network or the disk; requests, loads and commits
+//! run beside it and report back. The way of one delivery is in `delivery.rs`.
 
+mod delivery;
+
+use crate::{
+    clock,
+    directory::{AppEntry, Directory},
+    ids::IdCodec,
+    tasks::Tasks,
+    transport::Transport,
+};
+use delivery::{Cargo, Carrier};
+use postrider_engine::{
+    AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
+    lanes::{Command, Dispatcher, LaneSettings, Limits, Parcel},
+    policy::{Next, Progress},
+};
+use postrider_store::{By, Committed, Loaded, Settlement, Store, StoreError, Waiting};
+use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+/// How long to wait before asking a store again that could not answer.
+const STORE_PAUSE: Duration = Duration::from_millis(500);
+
+/// What a delivery keeps in memory besides its payload.
+const PARCEL_BYTES: usize = 512;
+
+/// What the tasks beside the dispatcher report.
+enum Event {
+    Answered(Box<Settlement>),
+    Settled(Arc<Vec<Settlement>>),
+    Loaded(EndpointKey, Loaded),
+    LoadFailed(EndpointKey),
+    Spilled(Vec<DeliveryId>),
+    LaneFound { endpoint: EndpointKey, settings: LaneSettings, due: Timestamp },
+    AppChanged(AppKey, Option<Arc<AppEntry>>),
+}
+
+pub struct Dispatch {
+    engine: Dispatcher<Cargo>,
+    store: Arc<dyn Store>,
+    directory: Arc<Directory>,
+    carrier: Arc<Carrier>,
+    tasks: Arc<Tasks>,
+    events: mpsc::UnboundedSender<Event>,
+    inbox: mpsc::UnboundedReceiver<Event>,
+    /// Settled by the engine, waiting for the commit before theirs to end.
+    unsettled: Vec<Settlement>,
+    committing: bool,
+    in_flight: metrics::Gauge,
+}
+
+impl Dispatch {
+    pub fn new(
+        store: Arc<dyn Store>,
+        directory: Arc<Directory>,
+        transport: Transport,
+        ids: IdCodec,
+        tasks: Arc<Tasks>,
+    ) -> Self {
+        let (events, inbox) = mpsc::unbounded_channel();
+        Self {
+            engine: Dispatcher::new(Limits::default()),
+            carrier: Arc::new(Carrier::new(Arc::clone(&directory), transport, ids)),
+            store,
+            directory,
+            tasks,
+            events,
+            inbox,
+            unsettled: Vec::new(),
+            committing: false,
+            in_flight: metrics::gauge!("postrider_requests_in_flight"),
+        }
+    }
+
+    /// Runs until told to stop and what is on the network has been settled.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut committed = self.store.committed();
+        self.find_lanes();
+        let mut stopping = false;
+        loop {
+            let now = clock::now();
+            if !stopping {
+                while let Some(command) = self.engine.next(now) {
+                    self.carry_out(command, now);
+                }
+            }
+            self.commit();
+            self.in_flight.set(self.engine.in_flight() as f64);
+            if stopping && self.engine.in_flight() == 0 && !self.committing {
+                return;
+            }
+            let nap = self.engine.sleep_until().filter(|_| !stopping).map(|at| Instant::now() + at.since(clock::now()));
+            let nap = pin!(async {
+                match nap {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            });
+            tokio::select! {
+                biased;
+                Some(event) = self.inbox.recv() => {
+                    self.take(event);
+                    while let Ok(event) = self.inbox.try_recv() {
+                        self.take(event);
+                    }
+                }
+                Some(news) = committed.recv(), if !stopping => {
+                    self.hear(news);
+                    while let Ok(news) = committed.try_recv() {
+                        self.hear(news);
+                    }
+                }
+                Ok(()) = stop.changed(), if !stopping => stopping = *stop.borrow(),
+                () = nap => {}
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command<Cargo>, now: Timestamp) {
+        match command {
+            Command::Send(parcel) => {
+                let carrier = Arc::clone(&self.carrier);
+                let promise = Promise::new(self.events.clone(), &parcel, now);
+                tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
+            }
+            Command::Load { endpoint, limit } => {
+                let (store, events) = (Arc::clone(&self.store), self.events.clone());
+                tokio::spawn(async move {
+                    let event = match store.load(endpoint, now, limit).await {
+                        Ok(loaded) => Event::Loaded(endpoint, loaded),
+                        Err(_) => Event::LoadFailed(endpoint),
+                    };
+                    let _ = events.send(event);
+                });
+            }
+            Command::Spill(deliveries) => {
+                let (store, events) = (Arc::clone(&self.store), self.events.clone());
+                tokio::spawn(async move {
+                    insist(|| store.spill(deliveries.clone(), now)).await;
+                    let _ = events.send(Event::Spilled(deliveries));
+                });
+            }
+        }
+    }
+
+    /// One commit at a time: what is settled meanwhile goes with the next one.
+    fn commit(&mut self) {
+        if self.committing || self.unsettled.is_empty() {
+            return;
+        }
+        self.committing = true;
+        let batch = Arc::new(std::mem::take(&mut self.unsettled));
+        let (store, events) = (Arc::clone(&self.store), self.events.clone());
+        tokio::spawn(async move {
+            insist(|| store.settle(Arc::clone(&batch))).await;
+            let _ = events.send(Event::Settled(batch));
+        });
+    }
+
+    fn take(&mut self, event: Event) {
+        let now = clock::now();
+        match event {
+            Event::Answered(settlement) => {
+                self.engine.answered(settlement.id, now);
+                self.unsettled.push(*settlement);
+            }
+            Event::Settled(batch) => {
+                self.committing = false;
+                for settlement in batch.iter() {
+                    self.engine.settled(settlement.id, due(settlement.next), now);
+                }
+            }
+            Event::Loaded(endpoint, loaded) => {
+                let parcels = loaded.deliveries.into_iter().map(|waiting| stored_parcel(waiting, now)).collect();
+                self.engine.loaded(endpoint, parcels, loaded.more, loaded.next_due, now);
+            }
+            Event::LoadFailed(endpoint) => self.engine.load_failed(endpoint, now, STORE_PAUSE),
+            Event::Spilled(deliveries) => self.engine.spilled(&deliveries, now),
+            Event::LaneFound { endpoint, settings, due } => self.engine.expect(endpoint, settings, due, now),
+            Event::AppChanged(app, entry) => self.adopt(app, entry, now),
+        }
+    }
+
+    /// What was just committed: new messages go straight to their lanes.
+    fn hear(&mut self, news: Vec<Committed>) {
+        let now = clock::now();
+        for committed in news {
+            match committed {
+                Committed::Message { letter, owed } => {
+                    let weight = PARCEL_BYTES + letter.payload.as_ref().map_or(0, bytes::Bytes::len);
+                    for endpoint in owed {
+                        let settings = self.settings_of(endpoint, letter.app);
+                        let parcel = Parcel {
+                            id: DeliveryId { endpoint, message: letter.message, trigger: Trigger::Scheduled },
+                            cycle: 0,
+                            progress: Progress::default(),
+                            handed: true,
+                            since: now,
+                            weight,
+                            cargo: Arc::clone(&letter),
+                        };
+                        self.engine.hand_over(parcel, settings, now);
+                    }
+                }
+                Committed::Waiting { endpoint, due } => self.find_lane(endpoint, due),
+                Committed::Settings { app } => self.reread(app),
+            }
+        }
+    }
+
+    /// A lane whose settings are not at hand starts parked, and is freed when they have been read.
+    fn settings_of(&self, endpoint: EndpointKey, app: AppKey) -> LaneSettings {
+        match self.directory.endpoint_at_hand(endpoint) {
+            Some(entry) => entry.lane,
+            None => {
+                self.reread(app);
+                LaneSettings { app, app_rate: None, in_flight_max: 1, rate: None, parked: true }
+            }
+        }
+    }
+
+    fn reread(&self, app: AppKey) {
+        self.directory.changed(app);
+        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move {
+            let by = By::Key(app);
+            let entry = insist(|| directory.application(&by)).await;
+            let _ = events.send(Event::AppChanged(app, entry));
+        });
+    }
+
+    /// Gives every lane of an application its settings. Lanes whose endpoint is gone are freed, so that what they
+    /// hold comes to its end.
+    fn adopt(&mut self, app: AppKey, entry: Option<Arc<AppEntry>>, now: Timestamp) {
+        let mut left: HashSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
+        for endpoint in entry.iter().flat_map(|entry| &entry.endpoints) {
+            left.remove(&endpoint.key);
+            self.engine.set_lane(endpoint.key, endpoint.lane, now);
+        }
+        for endpoint in left {
+            self.engine.set_lane(endpoint, gone_lane(app), now);
+        }
+        self.tasks.wake();
+    }
+
+    /// Finds the lanes that had something waiting when the last run ended.
+    fn find_lanes(&self) {
+        let (store, directory, events) = (Arc::clone(&self.store), Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move {
+            for lane in insist(|| store.lanes()).await {
+                announce_lane(&directory, &events, lane.endpoint, lane.next_due).await;
+            }
+        });
+    }
+
+    fn find_lane(&self, endpoint: EndpointKey, due: Timestamp) {
+        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move { announce_lane(&directory, &events, endpoint, due).await });
+    }
+}
+
+/// That something will be heard of every parcel that is sent out, even if its task dies on the way.
+struct Promise {
+    events: mpsc::UnboundedSender<Event>,
+    settlement: Option<Box<Settlement>>,
+}
+
+impl Promise {
+    fn new(events: mpsc::UnboundedSender<Event>, parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
+        let untouched = Settlement {
+            id: parcel.id,
+            handed: parcel.handed,
+            cycle: parcel.cycle,
+            progress: parcel.progress,
+            at: now,
+            attempt: None,
+            next: Next::Postponed { due: now.plus(STORE_PAUSE) },
+            disable_endpoint: false,
+        };
+        Self { events, settlement: Some(Box::new(untouched)) }
+    }
+
+    fn keep(mut self, settlement: Settlement) {
+        if let Some(slot) = &mut self.settlement {
+            **slot = settlement;
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(settlement) = self.settlement.take() {
+            let _ = self.events.send(Event::Answered(settlement));
+        }
+    }
+}
+
+async fn announce_lane(
+    directory: &Directory,
+    events: &mpsc::UnboundedSender<Event>,
+    endpoint: EndpointKey,
+    due: Timestamp,
+) {
+    let settings = match insist(|| directory.endpoint(endpoint)).await {
+        Some(entry) => entry.lane,
+        None => gone_lane(AppKey::new(0)),
+    };
+    let _ = events.send(Event::LaneFound { endpoint, settings, due });
+}
+
+/// The lane of an endpoint that was deleted: whatever is in it is sent on its way to the dead letters.
+fn gone_lane(app: AppKey) -> LaneSettings {
+    LaneSettings { app, app_rate: None, in_flight_max: 100, rate: None, parked: false }
+}
+
+fn stored_parcel(waiting: Waiting, now: Timestamp) -> Parcel<Cargo> {
+    Parcel {
+        id: waiting.id,
+        cycle: waiting.cycle,
+        progress: waiting.progress,
+        handed: false,
+        since: now,
+        weight: PARCEL_BYTES + waiting.letter.payload.as_ref().map_or(0, bytes::Bytes::len),
+        cargo: waiting.letter,
+    }
+}
+
+fn due(next: Next) -> Option<Timestamp> {
+    match next {
+        Next::Retry { due, .. } | Next::Postponed { due } => Some(due),
+        Next::Delivered | Next::Dead(_) | Next::Nothing => None,
+    }
+}
+
+/// The store's trouble is not the delivery's: what has happened is kept in memory until it can be written.
+async fn insist<T, F>(mut ask: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            // The store closes last, when nobody needs the answer any more.
+            Err(StoreError::Closed) => std::future::pending().await,
+            Err(error) => {
+                tracing::warn!(%error, "the store could not answer; asking again");
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+        }
+    }
+}

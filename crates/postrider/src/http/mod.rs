@@ -1,1 +1,124 @@
+//! The HTTP API: Svix's wire contract, so that its official clients work unmodified.
+//!
+//! Handlers translate. They read a request into types that can only hold what is valid, call one verb
+//! of the store, and write the answer; whoever needs to know of the change hears of it before the answer
+//! goes out.
 
+pub mod applications;
+pub mod attempts;
+pub mod auth;
+pub mod error;
+pub mod extract;
+pub mod fields;
+pub mod health;
+pub mod idempotency;
+pub mod messages;
+pub mod openapi;
+pub mod page;
+pub mod server;
+pub mod time;
+
+use crate::{
+    directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens, transport::egress::AddressGuard,
+    vault::Vault,
+};
+use axum::{
+    Router,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use error::Error;
+use http::{Uri, uri::PathAndQuery};
+use postrider_engine::Timestamp;
+use postrider_store::Store;
+use rand::rngs::StdRng;
+use std::sync::{Arc, Mutex};
+use tower::ServiceExt;
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+
+/// Everything that a handler may need.
+pub struct Api {
+    pub store: Arc<dyn Store>,
+    pub ids: IdCodec,
+    pub vault: Arc<Vault>,
+    pub tokens: Arc<Tokens>,
+    pub directory: Arc<Directory>,
+    pub ingest: Arc<Ingest>,
+    pub tasks: Arc<Tasks>,
+    pub guard: Arc<AddressGuard>,
+    pub clock: fn() -> Timestamp,
+    pub rng: Mutex<StdRng>,
+    pub settings: ApiSettings,
+}
+
+#[derive(Clone, Debug)]
+pub struct ApiSettings {
+    /// Where the outside reaches this server, without a slash at the end.
+    pub public_url: Option<String>,
+    /// The greatest body that is read.
+    pub body_max: usize,
+    /// Endpoints must have an https URL.
+    pub https_only: bool,
+    /// Ports that endpoints may have besides the usual ones.
+    pub ports_opened: Vec<u16>,
+}
+
+impl Default for ApiSettings {
+    fn default() -> Self {
+        Self { public_url: None, body_max: 1024 * 1024, https_only: false, ports_opened: Vec::new() }
+    }
+}
+
+pub fn router(api: Arc<Api>) -> Router {
+    let (routes, document) = routes().split_for_parts();
+    let routes = routes
+        .merge(openapi::routes(document))
+        .method_not_allowed_fallback(|| async { Error::MethodNotAllowed })
+        .fallback(|| async { Error::NotFound })
+        .with_state(api);
+    // A path with a slash at its end is rare, so that only what no route took is looked at again.
+    Router::new()
+        .fallback(without_trailing_slash)
+        .with_state(routes.clone())
+        .merge(routes.reset_fallback())
+        .layer(cors())
+}
+
+/// The routes of the API, each with its description for the OpenAPI document.
+fn routes() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::new()
+        .merge(applications::routes())
+        .merge(health::routes())
+        .merge(messages::routes())
+        .merge(attempts::routes())
+}
+
+async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {
+    let Some(uri) = trimmed(request.uri()) else { return Error::NotFound.into_response() };
+    *request.uri_mut() = uri;
+    match routes.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+fn trimmed(uri: &Uri) -> Option<Uri> {
+    let path = uri.path().strip_suffix('/').filter(|path| !path.is_empty())?;
+    let text = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(text).ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// Portals of our users call us from pages of theirs, with tokens and never with cookies.
+fn cors() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::any())
+        .allow_methods(AllowMethods::mirror_request())
+        .allow_headers(AllowHeaders::mirror_request())
+        .max_age(std::time::Duration::from_secs(600))
+}

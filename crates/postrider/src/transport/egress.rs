@@ -53,11 +53,7 @@ impl AddressGuard {
             IpAddr::V4(v4) => is_public_v4(v4),
             IpAddr::V6(v6) => is_public_v6(v6),
         };
-        if public && self.lists.own.binary_search(&address).is_err() {
-            Ok(())
-        } else {
-            Err(Forbidden)
-        }
+        if public && self.lists.own.binary_search(&address).is_err() { Ok(()) } else { Err(Forbidden) }
     }
 
     /// Whether the operator opened any hole at all: a deployment that calls its own network has names
@@ -68,9 +64,7 @@ impl AddressGuard {
 
     fn with_own(allow: Vec<IpNet>, mut own: Vec<IpAddr>) -> Self {
         own.sort_unstable();
-        Self {
-            lists: Arc::new(Lists { allow, own }),
-        }
+        Self { lists: Arc::new(Lists { allow, own }) }
     }
 
     fn allows(&self, address: IpAddr) -> bool {
@@ -90,10 +84,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 /// AWS's fd00:ec2::254), fe80::/10, fec0::/10 and multicast.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let bits = address.to_bits();
-    bits >> 125 == 0b001
-        && !FORBIDDEN_V6
-            .iter()
-            .any(|&(network, prefix)| (bits ^ network) >> (128 - prefix) == 0)
+    bits >> 125 == 0b001 && !FORBIDDEN_V6.iter().any(|&(network, prefix)| (bits ^ network) >> (128 - prefix) == 0)
 }
 
 fn nat64_inside(address: IpAddr) -> Option<Ipv4Addr> {
@@ -109,10 +100,7 @@ struct Block {
 
 impl Block {
     const fn new(a: u8, b: u8, c: u8, d: u8, prefix: u32) -> Self {
-        Self {
-            network: Ipv4Addr::new(a, b, c, d),
-            prefix,
-        }
+        Self { network: Ipv4Addr::new(a, b, c, d), prefix }
     }
 
     fn first(&self) -> u32 {
@@ -150,12 +138,8 @@ const FORBIDDEN_V4: [Block; 16] = [
 
 /// What is special inside 2000::/3: protocol assignments with Teredo, documentation (twice) and 6to4.
 /// 2001::/23 has a few global parts (anycast, ORCHID); none of them receives webhooks either.
-const FORBIDDEN_V6: [(u128, u32); 4] = [
-    (0x2001_0000 << 96, 23),
-    (0x2001_0db8 << 96, 32),
-    (0x2002_0000 << 96, 16),
-    (0x3fff_0000 << 96, 20),
-];
+const FORBIDDEN_V6: [(u128, u32); 4] =
+    [(0x2001_0000 << 96, 23), (0x2001_0db8 << 96, 32), (0x2002_0000 << 96, 16), (0x3fff_0000 << 96, 20)];
 
 #[cfg(test)]
 mod tests {
@@ -208,13 +192,7 @@ mod tests {
 
     #[test]
     fn the_operators_holes_win() {
-        let guard = guard(&[
-            "10.1.0.0/16",
-            "127.0.0.0/8",
-            "93.184.215.7/32",
-            "64:ff9b::/96",
-            "fd12::/16",
-        ]);
+        let guard = guard(&["10.1.0.0/16", "127.0.0.0/8", "93.184.215.7/32", "64:ff9b::/96", "fd12::/16"]);
         for (text, expected) in [
             ("10.1.2.3", Ok(())),
             ("10.2.2.3", Err(Forbidden)),
@@ -268,11 +246,7 @@ mod tests {
         });
         for bits in boundaries.chain(random.take(1 << 20)) {
             let address = Ipv4Addr::from_bits(bits);
-            assert_eq!(
-                is_public_v4(address),
-                is_public_by_octets(address),
-                "{address}"
-            );
+            assert_eq!(is_public_v4(address), is_public_by_octets(address), "{address}");
         }
     }
 
@@ -280,11 +254,7 @@ mod tests {
     fn the_table_is_in_order() {
         assert!(FORBIDDEN_V4.is_sorted_by_key(Block::first));
         for pair in FORBIDDEN_V4.windows(2) {
-            assert!(
-                !pair[0].contains(pair[1].first()),
-                "{} overlaps",
-                pair[1].network
-            );
+            assert!(!pair[0].contains(pair[1].first()), "{} overlaps", pair[1].network);
         }
     }
 

@@ -59,9 +59,7 @@ pub enum UrlError {
     Scheme(String),
     #[error("plain http is switched off here; use https")]
     PlainHttp,
-    #[error(
-        "the URL holds a user name or password; remove it and set an Authorization header on the endpoint"
-    )]
+    #[error("the URL holds a user name or password; remove it and set an Authorization header on the endpoint")]
     Credentials,
     #[error("{0:?} is not a valid host name")]
     HostName(String),
@@ -75,9 +73,7 @@ pub enum UrlError {
          with --allow-subnet and the range that contains it"
     )]
     ForbiddenAddress(IpAddr),
-    #[error(
-        "port {0} is not allowed; use 80, 443 or a port from 1024 up that no well-known service has"
-    )]
+    #[error("port {0} is not allowed; use 80, 443 or a port from 1024 up that no well-known service has")]
     Port(u16),
     #[error("the path or query holds characters that cannot be sent; percent-encode them")]
     Unsendable,
@@ -102,9 +98,7 @@ impl EndpointUrl {
         }
         url.set_fragment(None);
         let host = vet_host(&mut url, rules.guard)?;
-        let port = url
-            .port_or_known_default()
-            .expect("http and https have default ports");
+        let port = url.port_or_known_default().expect("http and https have default ports");
         vet_port(port, rules.ports_opened)?;
         if url.as_str().len() > NORMALISED_LENGTH_MAX {
             return Err(UrlError::TooLong(url.as_str().len()));
@@ -138,14 +132,12 @@ impl EndpointUrl {
         let tls = match &host {
             _ if !https => None,
             Host::Ip(address) => Some(ServerName::from(*address)),
-            Host::Name(name) => Some(
-                ServerName::try_from(name.to_string())
-                    .map_err(|_| UrlError::HostName(name.to_string()))?,
-            ),
+            Host::Name(name) => {
+                Some(ServerName::try_from(name.to_string()).map_err(|_| UrlError::HostName(name.to_string()))?)
+            }
         };
-        let path_and_query =
-            PathAndQuery::try_from(&url[Position::BeforePath..Position::AfterQuery])
-                .map_err(|_| UrlError::Unsendable)?;
+        let path_and_query = PathAndQuery::try_from(&url[Position::BeforePath..Position::AfterQuery])
+            .map_err(|_| UrlError::Unsendable)?;
         let scheme = if https { Scheme::HTTPS } else { Scheme::HTTP };
         let absolute = Uri::builder()
             .scheme(scheme)
@@ -178,9 +170,7 @@ impl fmt::Display for EndpointUrl {
 impl fmt::Debug for EndpointUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let end = self.text.find('?').unwrap_or(self.text.len());
-        f.debug_tuple("EndpointUrl")
-            .field(&&self.text[..end])
-            .finish()
+        f.debug_tuple("EndpointUrl").field(&&self.text[..end]).finish()
     }
 }
 
@@ -218,10 +208,7 @@ fn vet_host(url: &mut Url, guard: &AddressGuard) -> Result<Host, UrlError> {
         }
         None => return Err(UrlError::HostName(String::new())),
     };
-    guard
-        .check(address)
-        .map(|()| Host::Ip(address))
-        .map_err(|_| UrlError::ForbiddenAddress(address))
+    guard.check(address).map(|()| Host::Ip(address)).map_err(|_| UrlError::ForbiddenAddress(address))
 }
 
 /// The address behind the name is vetted again at every connection; this only tells the customer early.
@@ -233,16 +220,11 @@ fn vet_name(name: &str, guard: &AddressGuard) -> Result<(), UrlError> {
     } else {
         true
     };
-    if allowed {
-        Ok(())
-    } else {
-        Err(UrlError::PrivateName(name.to_owned()))
-    }
+    if allowed { Ok(()) } else { Err(UrlError::PrivateName(name.to_owned())) }
 }
 
 fn is_or_is_under(name: &str, zone: &str) -> bool {
-    name.strip_suffix(zone)
-        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    name.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 fn is_host_name(name: &str) -> bool {
@@ -251,19 +233,13 @@ fn is_host_name(name: &str) -> bool {
             (1..=63).contains(&label.len())
                 && !label.starts_with('-')
                 && !label.ends_with('-')
-                && label
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
         })
 }
 
 fn vet_port(port: u16, opened: &[u16]) -> Result<(), UrlError> {
     let usual = matches!(port, 80 | 443) || (port >= 1024 && !SERVICE_PORTS.contains(&port));
-    if usual || opened.contains(&port) {
-        Ok(())
-    } else {
-        Err(UrlError::Port(port))
-    }
+    if usual || opened.contains(&port) { Ok(()) } else { Err(UrlError::Port(port)) }
 }
 
 const LENGTH_MAX: usize = 2048;
@@ -276,9 +252,8 @@ const PRIVATE_ZONES: [&str; 4] = ["local", "internal", "localdomain", "home.arpa
 /// Databases, caches, brokers, control planes and remote desktops: a request that reaches one of them by
 /// way of us is an attack, not a webhook.
 const SERVICE_PORTS: [u16; 37] = [
-    1433, 1434, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5671, 5672,
-    5900, 5984, 5985, 5986, 6000, 6379, 6380, 6443, 6667, 8500, 9042, 9092, 9200, 9300, 10250,
-    10255, 11211, 27017, 27018, 27019, 50070,
+    1433, 1434, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5671, 5672, 5900, 5984, 5985,
+    5986, 6000, 6379, 6380, 6443, 6667, 8500, 9042, 9092, 9200, 9300, 10250, 10255, 11211, 27017, 27018, 27019, 50070,
 ];
 
 #[cfg(test)]
@@ -287,11 +262,7 @@ mod tests {
 
     fn parse_with(text: &str, allow: &[&str]) -> Result<EndpointUrl, UrlError> {
         let guard = AddressGuard::new(allow.iter().map(|net| net.parse().unwrap()).collect());
-        let rules = UrlRules {
-            https_only: false,
-            guard: &guard,
-            ports_opened: &[],
-        };
+        let rules = UrlRules { https_only: false, guard: &guard, ports_opened: &[] };
         EndpointUrl::parse(text, &rules)
     }
 
@@ -316,11 +287,7 @@ mod tests {
             assert_eq!(parse(text), Err(loopback.clone()), "{text}");
         }
         let metadata = UrlError::ForbiddenAddress("169.254.169.254".parse().unwrap());
-        for text in [
-            "http:169.254.169.254",
-            "http:\\\\169.254.169.254\\",
-            "http://169.254.169.254#@ok.com/",
-        ] {
+        for text in ["http:169.254.169.254", "http:\\\\169.254.169.254\\", "http://169.254.169.254#@ok.com/"] {
             assert_eq!(parse(text), Err(metadata.clone()), "{text}");
         }
     }
@@ -340,10 +307,7 @@ mod tests {
             "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
             "http://[::1]/",
         ] {
-            assert!(
-                matches!(parse(text), Err(UrlError::ForbiddenAddress(_))),
-                "{text}"
-            );
+            assert!(matches!(parse(text), Err(UrlError::ForbiddenAddress(_))), "{text}");
         }
     }
 
@@ -363,10 +327,7 @@ mod tests {
             "",
             "http://",
         ] {
-            assert!(
-                matches!(parse(text), Err(UrlError::Unreadable(_))),
-                "{text}"
-            );
+            assert!(matches!(parse(text), Err(UrlError::Unreadable(_))), "{text}");
         }
     }
 
@@ -389,10 +350,7 @@ mod tests {
             ("http://notlocalhost.com/", "", true),
             ("http://internal.example.com/", "", true),
         ] {
-            let allow: Vec<&str> = Some(allow)
-                .filter(|net| !net.is_empty())
-                .into_iter()
-                .collect();
+            let allow: Vec<&str> = Some(allow).filter(|net| !net.is_empty()).into_iter().collect();
             match parse_with(text, &allow) {
                 Ok(_) => assert!(ok, "{text} with {allow:?}"),
                 Err(UrlError::PrivateName(_)) => assert!(!ok, "{text} with {allow:?}"),
@@ -422,14 +380,8 @@ mod tests {
 
     #[test]
     fn the_host_is_the_one_a_browser_would_call() {
-        assert_eq!(
-            parse("http://a@b@169.254.169.254/"),
-            Err(UrlError::Credentials)
-        );
-        assert_eq!(
-            parse("http://user:secret@example.com/"),
-            Err(UrlError::Credentials)
-        );
+        assert_eq!(parse("http://a@b@169.254.169.254/"), Err(UrlError::Credentials));
+        assert_eq!(parse("http://user:secret@example.com/"), Err(UrlError::Credentials));
         let url = parse("http://ok.com\\@169.254.169.254/").unwrap();
         assert_eq!(url.destination().host, Host::Name("ok.com".into()));
     }
@@ -441,56 +393,30 @@ mod tests {
             assert_eq!(parse(&text), Err(UrlError::Port(port)));
         }
         for port in [80, 443, 1024, 8080, 8443, 65535] {
-            assert!(
-                parse(&format!("http://example.com:{port}/")).is_ok(),
-                "{port}"
-            );
+            assert!(parse(&format!("http://example.com:{port}/")).is_ok(), "{port}");
         }
         let guard = AddressGuard::new(Vec::new());
-        let opened = UrlRules {
-            https_only: false,
-            guard: &guard,
-            ports_opened: &[81],
-        };
+        let opened = UrlRules { https_only: false, guard: &guard, ports_opened: &[81] };
         assert!(EndpointUrl::parse("http://example.com:81/", &opened).is_ok());
     }
 
     #[test]
     fn only_http_and_https_are_spoken() {
-        for text in [
-            "file:///etc/passwd",
-            "gopher://a.com/",
-            "ftp://a.com/",
-            "unix:/run/x",
-            "javascript:1",
-        ] {
+        for text in ["file:///etc/passwd", "gopher://a.com/", "ftp://a.com/", "unix:/run/x", "javascript:1"] {
             assert!(matches!(parse(text), Err(UrlError::Scheme(_))), "{text}");
         }
         let guard = AddressGuard::new(Vec::new());
-        let strict = UrlRules {
-            https_only: true,
-            guard: &guard,
-            ports_opened: &[],
-        };
-        assert_eq!(
-            EndpointUrl::parse("http://example.com/", &strict),
-            Err(UrlError::PlainHttp)
-        );
+        let strict = UrlRules { https_only: true, guard: &guard, ports_opened: &[] };
+        assert_eq!(EndpointUrl::parse("http://example.com/", &strict), Err(UrlError::PlainHttp));
         assert!(EndpointUrl::parse("https://example.com/", &strict).is_ok());
     }
 
     #[test]
     fn a_url_is_normalised_once() {
         for (text, expected) in [
-            (
-                "HTTPS://EXAMPLE.com:443/a/../b?c=d#frag",
-                "https://example.com/b?c=d",
-            ),
+            ("HTTPS://EXAMPLE.com:443/a/../b?c=d#frag", "https://example.com/b?c=d"),
             ("https://example.com.:8443", "https://example.com:8443/"),
-            (
-                "https://bücher.example/ü",
-                "https://xn--bcher-kva.example/%C3%BC",
-            ),
+            ("https://bücher.example/ü", "https://xn--bcher-kva.example/%C3%BC"),
         ] {
             assert_eq!(parse(text).unwrap().as_str(), expected);
         }
@@ -505,10 +431,7 @@ mod tests {
         assert_eq!(url.absolute(), "https://example.com:8443/hooks?token=1");
         assert_eq!(url.host_header(), "example.com:8443");
         assert_eq!(&*url.destination().key, "https://example.com:8443");
-        assert_eq!(
-            format!("{url:?}"),
-            r#"EndpointUrl("https://example.com:8443/hooks")"#
-        );
+        assert_eq!(format!("{url:?}"), r#"EndpointUrl("https://example.com:8443/hooks")"#);
         let url = parse("http://[2606:4700::1111]/").unwrap();
         assert_eq!(url.host_header(), "[2606:4700::1111]");
         assert_eq!(&*url.destination().key, "http://[2606:4700::1111]:80");
@@ -516,17 +439,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_to_do() {
-        assert!(
-            parse("http://10.0.0.1/")
-                .unwrap_err()
-                .to_string()
-                .contains("--allow-subnet")
-        );
-        assert!(
-            parse("http://billing/")
-                .unwrap_err()
-                .to_string()
-                .contains("--allow-subnet")
-        );
+        assert!(parse("http://10.0.0.1/").unwrap_err().to_string().contains("--allow-subnet"));
+        assert!(parse("http://billing/").unwrap_err().to_string().contains("--allow-subnet"));
     }
 }

@@ -1,0 +1,106 @@
+//! What the kernel knows about a process and the machine.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// User and system time of all threads of a process, also of those that ended.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
+        .with_context(|| format!("reading the CPU time of process {pid}"))?;
+    let ticks = cpu_ticks(&stat).with_context(|| format!("understanding /proc/{pid}/stat"))?;
+    Ok(Duration::from_millis(ticks * TICK_MS))
+}
+
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The command's name is in brackets and may hold anything, brackets and spaces included.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// Linux reports to user space in hundredths of a second on every architecture that we build for.
+const TICK_MS: u64 = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Memory {
+    pub rss_mib: f64,
+    pub rss_peak_mib: f64,
+}
+
+pub fn memory(pid: u32) -> Result<Memory> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("reading the memory of process {pid}"))?;
+    let mib =
+        |key| kib(&status, key).map(|kib| kib / 1024.0).with_context(|| format!("finding {key} in /proc/{pid}/status"));
+    Ok(Memory { rss_mib: mib("VmRSS:")?, rss_peak_mib: mib("VmHWM:")? })
+}
+
+fn kib(text: &str, key: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// What a figure means nothing without.
+#[derive(Debug, Serialize)]
+pub struct Machine {
+    pub date: String,
+    pub cores: usize,
+    pub cpu: String,
+    pub memory_mib: f64,
+    pub kernel: String,
+    pub data_filesystem: String,
+    /// Before the first measurement: others at work on the same cores.
+    pub load_average: String,
+}
+
+impl Machine {
+    pub fn observe(data: &Path) -> Machine {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let cpu = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|line| Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_owned()));
+        Machine {
+            date: crate::clock::date(),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            cpu: cpu.unwrap_or_else(|| "unknown".to_owned()),
+            memory_mib: kib(&read("/proc/meminfo"), "MemTotal:").unwrap_or_default() / 1024.0,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            data_filesystem: filesystem(&read("/proc/mounts"), data).unwrap_or("unknown").to_owned(),
+            load_average: read("/proc/loadavg").trim().to_owned(),
+        }
+    }
+}
+
+fn filesystem<'a>(mounts: &'a str, folder: &Path) -> Option<&'a str> {
+    let fields = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        Some((fields.next()?, fields.next()?))
+    });
+    fields.filter(|(mount, _)| folder.starts_with(mount)).max_by_key(|(mount, _)| mount.len()).map(|(_, kind)| kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_found_behind_any_name() {
+        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 170 30 0 0 20 0 4 0 100 1000 200";
+        assert_eq!(cpu_ticks(stat), Some(200));
+    }
+
+    #[test]
+    fn memory_is_read_in_its_own_unit() {
+        assert_eq!(kib("VmPeak:\t 9 kB\nVmHWM:\t   40960 kB\n", "VmHWM:"), Some(40960.0));
+    }
+
+    #[test]
+    fn a_folder_is_on_its_nearest_mount() {
+        let mounts = "/dev/vda / ext4 rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
+        assert_eq!(filesystem(mounts, Path::new("/tmp/x")), Some("tmpfs"));
+        assert_eq!(filesystem(mounts, Path::new("/tmpx")), Some("ext4"));
+    }
+}

@@ -1,0 +1,431 @@
+//! The scenarios, each a short story: set up, load, wait until all has arrived, compare.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::floor;
+use crate::generator::{self, Application, Target, Until};
+use crate::ledger::{Ledger, Tally};
+use crate::progress::Progress;
+use crate::receiver::{Endpoint, Receiver, Temper};
+use crate::report::{Faults, Figures, Growth, IdleRun, Isolation, Latency, LoadRun, Series};
+use crate::server::{Launcher, Server, Stop};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scenario {
+    /// A bare client that signs and posts to the receiver: what delivering costs without a server
+    Floor,
+    /// 64 producers -> server -> receiver, ten applications with an endpoint each
+    EndToEnd,
+    /// The same with one application of ten endpoints
+    FanOut,
+    /// A fixed rate: how long a message takes when the server is not pressed
+    Steady,
+    /// Start on an empty folder: time until ready, memory
+    Idle,
+    /// End to end with finished deliveries in the store, against an empty one
+    GrowthFinished,
+    /// End to end with waiting retries in the store, against an empty one
+    GrowthWaiting,
+    /// A fixed rate to ten endpoints, then three of them hang
+    Isolation,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Settings {
+    pub runs: usize,
+    pub seconds: u64,
+    pub scenarios: BTreeSet<Scenario>,
+    pub rate: u32,
+    pub growth_finished: u32,
+    pub growth_waiting: u32,
+    pub hang_seconds: u64,
+    pub patience_seconds: u64,
+}
+
+impl Settings {
+    /// How many steps the progress display will see.
+    pub fn steps(&self) -> usize {
+        let of = |scenario: &Scenario| match scenario {
+            Scenario::Floor | Scenario::EndToEnd | Scenario::FanOut | Scenario::Steady | Scenario::Idle => self.runs,
+            Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
+            Scenario::Isolation => 2,
+        };
+        self.scenarios.iter().map(of).sum()
+    }
+
+    fn duration(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+}
+
+pub struct Bench {
+    pub settings: Settings,
+    pub launcher: Launcher,
+    pub receiver: Receiver,
+    pub progress: Progress,
+    pub faults: Faults,
+}
+
+impl Bench {
+    pub async fn run(&mut self) -> Result<Figures> {
+        let mut figures = self.rounds().await?;
+        if self.wants(Scenario::GrowthFinished) {
+            figures.growth_finished =
+                Some(self.growth_finished().await.context("measuring with finished deliveries in the store")?);
+        }
+        if self.wants(Scenario::GrowthWaiting) {
+            figures.growth_waiting =
+                Some(self.growth_waiting().await.context("measuring with waiting retries in the store")?);
+        }
+        if self.wants(Scenario::Isolation) {
+            figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
+        }
+        self.faults.duplicated += self.receiver.late();
+        self.faults.damaged += self.receiver.damaged();
+        Ok(figures)
+    }
+
+    fn wants(&self, scenario: Scenario) -> bool {
+        self.settings.scenarios.contains(&scenario)
+    }
+
+    /// All that is compared with the floor, round by round, so that what else goes on in the machine touches both sides.
+    async fn rounds(&mut self) -> Result<Figures> {
+        let (mut floors, mut ends, mut fans, mut steadies, mut idles) = (vec![], vec![], vec![], vec![], vec![]);
+        for round in 1..=self.settings.runs {
+            if self.wants(Scenario::Floor) {
+                self.progress.step(&format!("round {round}: floor"));
+                floors.push(
+                    floor::measure(&self.receiver, self.settings.duration()).await.context("measuring the floor")?,
+                );
+            }
+            if self.wants(Scenario::EndToEnd) {
+                self.progress.step(&format!("round {round}: end to end"));
+                ends.push(
+                    self.on_an_empty_server(Shape::InTurn, self.full_load()).await.context("measuring end to end")?,
+                );
+            }
+            if self.wants(Scenario::FanOut) {
+                self.progress.step(&format!("round {round}: fan-out 1:10"));
+                fans.push(self.on_an_empty_server(Shape::FanOut, self.full_load()).await.context("measuring fan-out")?);
+            }
+            if self.wants(Scenario::Steady) {
+                self.progress.step(&format!("round {round}: steady"));
+                steadies.push(
+                    self.on_an_empty_server(Shape::InTurn, self.steady_load(self.settings.duration()))
+                        .await
+                        .context("measuring a steady rate")?,
+                );
+            }
+            if self.wants(Scenario::Idle) {
+                self.progress.step(&format!("round {round}: idle"));
+                idles.push(self.idle().await.context("measuring an idle server")?);
+            }
+        }
+        Ok(Figures {
+            floor: Series::of(floors),
+            end_to_end: Series::of(ends),
+            fan_out: Series::of(fans),
+            steady: Series::of(steadies),
+            idle: Series::of(idles),
+            ..Figures::default()
+        })
+    }
+
+    fn full_load(&self) -> Load {
+        Load::Closed { connections: CONNECTIONS, until: Until::Elapsed(self.settings.duration()) }
+    }
+
+    fn steady_load(&self, duration: Duration) -> Load {
+        Load::Open { rate: self.settings.rate, duration }
+    }
+
+    async fn on_an_empty_server(&mut self, shape: Shape, load: Load) -> Result<LoadRun> {
+        let (server, _) = self.launcher.start().await?;
+        let field = Field::lay_out(&server, &self.receiver, shape, Temper::Healthy).await?;
+        self.warm_up(&server, &field, load).await?;
+        let run = self.measure(&server, &field, load).await?;
+        server.end(Stop::Asked).await?;
+        Ok(run)
+    }
+
+    async fn idle(&mut self) -> Result<IdleRun> {
+        let (server, ready) = self.launcher.start().await?;
+        tokio::time::sleep(SETTLING).await;
+        let rss_mib = server.memory()?.rss_mib;
+        server.end(Stop::Asked).await?;
+        Ok(IdleRun { ready_ms: ready.as_secs_f64() * 1e3, rss_mib })
+    }
+
+    async fn growth_finished(&mut self) -> Result<Growth> {
+        let count = self.settings.growth_finished;
+        self.progress.step(&format!("filling the store with {count} finished deliveries"));
+        let (server, _) = self.launcher.start().await?;
+        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
+        let start = Instant::now();
+        let filling = self
+            .measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
+            .await?;
+        self.against_empty(
+            server,
+            Filling { asked: count.into(), stored: filling.delivered, took: start.elapsed(), failing: Vec::new() },
+        )
+        .await
+    }
+
+    /// The first retry comes after about five seconds and the second after minutes: once every delivery has failed twice,
+    /// the store holds them all waiting, and stays quiet long enough to be measured.
+    async fn growth_waiting(&mut self) -> Result<Growth> {
+        let count = self.settings.growth_waiting;
+        self.progress.step(&format!("filling the store with {count} waiting retries"));
+        let (server, _) = self.launcher.start().await?;
+        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Failing).await?;
+        let start = Instant::now();
+        self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
+            .await?;
+        self.wait_for_second_failures(&field.endpoints, u64::from(count)).await;
+        let mut waiting = 0;
+        for (application, endpoint) in &field.ids {
+            waiting += server.waiting(application, endpoint).await?;
+        }
+        self.against_empty(
+            server,
+            Filling { asked: count.into(), stored: waiting, took: start.elapsed(), failing: field.endpoints },
+        )
+        .await
+    }
+
+    /// A server may hold back from an endpoint that fails all the time, so silence ends the wait too.
+    async fn wait_for_second_failures(&self, endpoints: &[Endpoint], deliveries: u64) {
+        let start = Instant::now();
+        let mut last = (requests(endpoints), Instant::now());
+        while last.0 < 2 * deliveries && last.1.elapsed() < RETRY_SILENCE && start.elapsed() < RETRIES_MAX {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let now = requests(endpoints);
+            self.progress.tell(&format!("{now} of {} failures", 2 * deliveries));
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+        }
+        tokio::time::sleep(SETTLING).await;
+    }
+
+    async fn against_empty(&mut self, mut server: Server, filling: Filling) -> Result<Growth> {
+        let mut rss_peak_mib = server.memory()?.rss_peak_mib;
+        self.progress.step("restarting with what is stored");
+        let ready_after_stop = server.restart(Stop::Asked).await?;
+        let ready_after_kill = server.restart(Stop::Killed).await?;
+        let rss_after_restart_mib = server.memory()?.rss_mib;
+
+        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
+        self.warm_up(&server, &field, self.full_load()).await?;
+        let retries_before = requests(&filling.failing);
+        let (mut empty, mut filled) = (vec![], vec![]);
+        for round in 1..=self.settings.runs {
+            self.progress.step(&format!("round {round}: empty store"));
+            empty.push(self.on_an_empty_server(Shape::InTurn, self.full_load()).await?);
+            self.progress.step(&format!("round {round}: filled store"));
+            filled.push(self.measure(&server, &field, self.full_load()).await?);
+        }
+        rss_peak_mib = rss_peak_mib.max(server.memory()?.rss_peak_mib);
+        let retries_meanwhile = requests(&filling.failing) - retries_before;
+        server.end(Stop::Asked).await?;
+        Ok(Growth {
+            asked: filling.asked,
+            stored: filling.stored,
+            filling_s: filling.took.as_secs_f64(),
+            ready_after_stop_ms: ready_after_stop.as_secs_f64() * 1e3,
+            ready_after_kill_ms: ready_after_kill.as_secs_f64() * 1e3,
+            rss_after_restart_mib,
+            rss_peak_mib,
+            empty: Series::of(empty).context("no run was asked for")?,
+            filled: Series::of(filled).context("no run was asked for")?,
+            retries_meanwhile,
+        })
+    }
+
+    async fn isolation(&mut self) -> Result<Isolation> {
+        let load = self.steady_load(Duration::from_secs(self.settings.hang_seconds));
+        let (server, _) = self.launcher.start().await?;
+        let mut field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
+        self.warm_up(&server, &field, load).await?;
+        self.progress.step("all ten endpoints healthy");
+        let without = self.measure_where(&server, &field, load, stays_healthy).await?;
+
+        self.progress.step("three of ten endpoints hang");
+        field.endpoints[..HANGING].iter().for_each(|endpoint| endpoint.turn(Temper::Hanging));
+        let requests_before = requests(&field.endpoints[..HANGING]);
+        field.expect_nothing_from_first(HANGING);
+        let beside = self.measure_where(&server, &field, load, stays_healthy).await?;
+        let hung_requests = requests(&field.endpoints[..HANGING]) - requests_before;
+        // Asked to stop, it would rightly wait for the requests that hang.
+        server.end(Stop::Killed).await?;
+        Ok(Isolation { hanging: HANGING, endpoints: ENDPOINTS, without, beside, hung_requests })
+    }
+
+    /// Connections open, caches fill, the allocator grows: once per server, and not part of any figure but the faults.
+    async fn warm_up(&mut self, server: &Server, field: &Field, load: Load) -> Result<()> {
+        let load = match load {
+            Load::Closed { connections, until: _ } => Load::Closed { connections, until: Until::Elapsed(WARMING_UP) },
+            Load::Open { rate, duration: _ } => Load::Open { rate, duration: WARMING_UP },
+        };
+        self.measure(server, field, load).await.context("warming up")?;
+        Ok(())
+    }
+
+    async fn measure(&mut self, server: &Server, field: &Field, load: Load) -> Result<LoadRun> {
+        self.measure_where(server, field, load, |_| true).await
+    }
+
+    /// Latencies and losses are of those messages that `keep` wants; rates and CPU are of all.
+    async fn measure_where(
+        &mut self,
+        server: &Server,
+        field: &Field,
+        load: Load,
+        keep: fn(u32) -> bool,
+    ) -> Result<LoadRun> {
+        let ledger = self.receiver.open_ledger(field.width);
+        let watch = self.progress.watch(Arc::clone(&ledger));
+        let cpu_before = server.cpu_time()?;
+        match load {
+            Load::Closed { connections, until } => {
+                generator::closed_loop(&field.target, &ledger, connections, until).await?
+            }
+            Load::Open { rate, duration } => generator::open_loop(&field.target, &ledger, rate, duration).await?,
+        }
+        self.wait_for_arrivals(&ledger).await;
+        // Outcomes are still being written down when the last request has been answered.
+        tokio::time::sleep(SETTLING).await;
+        let cpu = server.cpu_time()?.saturating_sub(cpu_before);
+        drop(watch);
+        let tally = ledger.tally(keep);
+        self.receiver.close_ledger(ledger.run);
+        self.faults.lost += tally.lost;
+        self.faults.duplicated += tally.duplicated;
+        self.faults.misnamed += tally.misnamed;
+        Ok(load_run(&tally, cpu, server.memory()?.rss_peak_mib))
+    }
+
+    async fn wait_for_arrivals(&self, ledger: &Ledger) {
+        let patience = Duration::from_secs(self.settings.patience_seconds);
+        let mut last = (ledger.arrived(), Instant::now());
+        while !ledger.is_complete() && last.1.elapsed() < patience {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let now = ledger.arrived();
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Load {
+    Closed { connections: usize, until: Until },
+    Open { rate: u32, duration: Duration },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    /// Ten applications with an endpoint each; messages go to them in turn.
+    InTurn,
+    /// One application with ten endpoints; each message goes to all.
+    FanOut,
+}
+
+/// Applications and endpoints on a server, and who answers for them.
+struct Field {
+    target: Arc<Target>,
+    endpoints: Vec<Endpoint>,
+    /// Application and endpoint, as the server calls them.
+    ids: Vec<(String, String)>,
+    width: usize,
+}
+
+impl Field {
+    async fn lay_out(server: &Server, receiver: &Receiver, shape: Shape, temper: Temper) -> Result<Field> {
+        let (applications, width) = match shape {
+            Shape::InTurn => (ENDPOINTS, 1),
+            Shape::FanOut => (1, ENDPOINTS),
+        };
+        let owed = match temper {
+            Temper::Healthy => u64::try_from(width)?,
+            Temper::Failing | Temper::Hanging => 0,
+        };
+        let mut target = Target {
+            address: server.address,
+            host: server.host(),
+            authorization: server.authorization(),
+            applications: Vec::new(),
+        };
+        let (mut endpoints, mut ids) = (vec![], vec![]);
+        for number in 0..applications {
+            let application = server.create_application(&format!("bench {number}")).await?;
+            for column in 0..width {
+                let endpoint = receiver.endpoint(temper, column);
+                ids.push((application.clone(), server.create_endpoint(&application, &endpoint.url).await?));
+                endpoints.push(endpoint);
+            }
+            target.applications.push(Application { messages: format!("/api/v1/app/{application}/msg").parse()?, owed });
+        }
+        Ok(Field { target: Arc::new(target), endpoints, ids, width })
+    }
+
+    fn expect_nothing_from_first(&mut self, count: usize) {
+        let target = Arc::get_mut(&mut self.target).expect("no producer outlives its measurement");
+        target.applications[..count].iter_mut().for_each(|application| application.owed = 0);
+    }
+}
+
+struct Filling {
+    asked: u64,
+    stored: u64,
+    took: Duration,
+    failing: Vec<Endpoint>,
+}
+
+fn load_run(tally: &Tally, cpu: Duration, rss_peak_mib: f64) -> LoadRun {
+    let per_s = |count: u64, duration: Duration| {
+        if duration.is_zero() { 0.0 } else { count as f64 / duration.as_secs_f64() }
+    };
+    LoadRun {
+        accepted: tally.accepted,
+        delivered: tally.arrived,
+        refused: tally.refused,
+        broken: tally.broken,
+        lost: tally.lost,
+        duplicated: tally.duplicated,
+        ingest_per_s: per_s(tally.accepted, tally.accepting),
+        delivered_per_s: per_s(tally.arrived, tally.arriving),
+        latency: Latency::of(&tally.latencies),
+        cpu_us_per_delivery: cpu.as_secs_f64() * 1e6 / tally.arrived.max(1) as f64,
+        rss_peak_mib,
+    }
+}
+
+/// Messages go to the endpoints in turn, so the number tells the endpoint.
+fn stays_healthy(seq: u32) -> bool {
+    usize::try_from(seq).expect("a u32 fits") % ENDPOINTS >= HANGING
+}
+
+fn requests(endpoints: &[Endpoint]) -> u64 {
+    endpoints.iter().map(Endpoint::requests).sum()
+}
+
+const CONNECTIONS: usize = 64;
+const FILLING_CONNECTIONS: usize = 128;
+const ENDPOINTS: usize = 10;
+const HANGING: usize = 3;
+const WARMING_UP: Duration = Duration::from_secs(1);
+const SETTLING: Duration = Duration::from_millis(500);
+/// More than the first retry's delay of five seconds, less than the second's.
+const RETRY_SILENCE: Duration = Duration::from_secs(12);
+const RETRIES_MAX: Duration = Duration::from_secs(240);

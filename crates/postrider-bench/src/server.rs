@@ -1,0 +1,213 @@
+//! The server under test: started, spoken to, measured from outside, and ended by its process id.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request, StatusCode};
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::client::{Answer, Connection};
+use crate::floor::SECRET;
+use crate::process::{self, Memory};
+
+/// What starts servers: which program, and where their data goes.
+pub struct Launcher {
+    pub binary: PathBuf,
+    pub dir: PathBuf,
+}
+
+pub struct Server {
+    // Dropped in this order: the process ends before its folder goes.
+    child: Child,
+    home: TempDir,
+    binary: PathBuf,
+    pub address: SocketAddr,
+    token: String,
+}
+
+/// How a server is ended.
+#[derive(Debug, Clone, Copy)]
+pub enum Stop {
+    Asked,
+    Killed,
+}
+
+impl Launcher {
+    /// Starts a server on an empty folder; also says how long it took from exec until health answered.
+    pub async fn start(&self) -> Result<(Server, Duration)> {
+        let home = tempfile::Builder::new()
+            .prefix("postrider-bench-")
+            .tempdir_in(&self.dir)
+            .context("making a folder for the server")?;
+        let address = free_address()?;
+        let (child, ready) = launch(&self.binary, home.path(), address).await?;
+        let mut server = Server { child, home, binary: self.binary.clone(), address, token: String::new() };
+        server.token = server.ask_for_token().await?;
+        Ok((server, ready))
+    }
+}
+
+impl Server {
+    pub async fn restart(&mut self, stop: Stop) -> Result<Duration> {
+        end(&mut self.child, stop).await?;
+        let (child, ready) = launch(&self.binary, self.home.path(), self.address).await?;
+        self.child = child;
+        Ok(ready)
+    }
+
+    pub async fn end(mut self, stop: Stop) -> Result<()> {
+        end(&mut self.child, stop).await
+    }
+
+    pub fn cpu_time(&self) -> Result<Duration> {
+        process::cpu_time(self.pid()?)
+    }
+
+    pub fn memory(&self) -> Result<Memory> {
+        process::memory(self.pid()?)
+    }
+
+    fn pid(&self) -> Result<u32> {
+        self.child.id().with_context(|| format!("the server has ended; its log says:\n{}", log_tail(self.home.path())))
+    }
+
+    pub fn authorization(&self) -> HeaderValue {
+        HeaderValue::from_str(&format!("Bearer {}", self.token)).expect("a token was checked when it was read")
+    }
+
+    pub fn host(&self) -> HeaderValue {
+        HeaderValue::from_str(&self.address.to_string()).expect("an address is plain ASCII")
+    }
+
+    pub async fn create_application(&self, name: &str) -> Result<String> {
+        self.create("/api/v1/app", json!({ "name": name })).await
+    }
+
+    pub async fn create_endpoint(&self, application: &str, url: &str) -> Result<String> {
+        self.create(&format!("/api/v1/app/{application}/endpoint"), json!({ "url": url, "secret": SECRET })).await
+    }
+
+    /// Deliveries of an endpoint that have not ended: not tried yet, or waiting for their next try.
+    pub async fn waiting(&self, application: &str, endpoint: &str) -> Result<u64> {
+        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/stats");
+        let stats = self.call(Method::GET, &path, None, StatusCode::OK).await?;
+        let count = |name: &str| stats[name].as_u64().with_context(|| format!("finding {name} in {stats}"));
+        Ok(count("pending")? + count("sending")?)
+    }
+
+    async fn create(&self, path: &str, body: Value) -> Result<String> {
+        let made = self.call(Method::POST, path, Some(body), StatusCode::CREATED).await?;
+        made["id"].as_str().map(str::to_owned).with_context(|| format!("finding the id in {made}"))
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Option<Value>, expected: StatusCode) -> Result<Value> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, self.host())
+            .header(AUTHORIZATION, self.authorization())
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body.map_or_else(Bytes::new, |body| body.to_string().into())))?;
+        let answer = exchange(self.address, request).await.with_context(|| format!("calling {path}"))?;
+        ensure!(
+            answer.status == expected,
+            "{path} answered {} instead of {expected}: {}",
+            answer.status,
+            String::from_utf8_lossy(&answer.body)
+        );
+        serde_json::from_slice(&answer.body).with_context(|| format!("reading the answer of {path}"))
+    }
+
+    async fn ask_for_token(&self) -> Result<String> {
+        let output = Command::new(&self.binary).arg("token").arg("--data").arg(self.home.path().join("data")).output();
+        let output = tokio::time::timeout(CALL_MAX, output)
+            .await
+            .context("postrider token did not end")?
+            .context("running postrider token")?;
+        ensure!(output.status.success(), "postrider token failed: {}", String::from_utf8_lossy(&output.stderr));
+        let token = String::from_utf8(output.stdout).context("the token is not text")?.trim().to_owned();
+        ensure!(
+            !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()),
+            "postrider token printed something else than a token"
+        );
+        Ok(token)
+    }
+}
+
+async fn launch(binary: &Path, home: &Path, address: SocketAddr) -> Result<(Child, Duration)> {
+    let log = File::options().create(true).append(true).open(home.join(LOG)).context("opening the server's log")?;
+    let start = Instant::now();
+    let mut child = Command::new(binary)
+        .arg("serve")
+        .args(["--listen", &address.to_string()])
+        .arg("--data")
+        .arg(home.join("data"))
+        .args(["--allow-subnet", "127.0.0.0/8"])
+        .current_dir(home)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("starting {}", binary.display()))?;
+    loop {
+        let health = Request::get("/api/v1/health").header(HOST, address.to_string()).body(Full::default())?;
+        if exchange(address, health).await.is_ok_and(|answer| answer.status == StatusCode::NO_CONTENT) {
+            return Ok((child, start.elapsed()));
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("the server ended with {status} before it was ready; its log says:\n{}", log_tail(home));
+        }
+        if start.elapsed() > READY_MAX {
+            bail!("the server was not ready after {READY_MAX:?}; its log says:\n{}", log_tail(home));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn end(child: &mut Child, stop: Stop) -> Result<()> {
+    let Some(pid) = child.id() else { return Ok(()) };
+    match stop {
+        Stop::Asked => {
+            // The shell's own kill: the standard library can only kill for good, and a signal by hand would need unsafe code.
+            let asked = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &pid.to_string()]).status().await?;
+            if !asked.success() || tokio::time::timeout(STOP_MAX, child.wait()).await.is_err() {
+                child.kill().await?;
+                bail!("the server did not stop within {STOP_MAX:?} of being asked");
+            }
+        }
+        Stop::Killed => child.kill().await?,
+    }
+    Ok(())
+}
+
+async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<Answer> {
+    Connection::open(address).await?.send_within(CALL_MAX, request).await
+}
+
+/// Free when asked for. Somebody else could take it before the server does; the server would then say so and end.
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?.local_addr()?)
+}
+
+fn log_tail(home: &Path) -> String {
+    let log = fs::read(home.join(LOG)).unwrap_or_default();
+    let tail = &log[log.len().saturating_sub(LOG_TAIL_LEN)..];
+    String::from_utf8_lossy(tail).into_owned()
+}
+
+const LOG: &str = "server.log";
+const LOG_TAIL_LEN: usize = 4096;
+const CALL_MAX: Duration = Duration::from_secs(30);
+/// Far above the target of one second: a server that misses it should still be measured.
+const READY_MAX: Duration = Duration::from_secs(120);
+const STOP_MAX: Duration = Duration::from_secs(60);

@@ -1,0 +1,69 @@
+//! The harness's own promise: it passes a server that is right at any speed, and fails one that is wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+#[test]
+fn a_server_that_delivers_all_once_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    let output = bench(
+        folder.path(),
+        "none",
+        &["--only", "floor,end-to-end,fan-out,steady,idle", "--json", json.to_str().unwrap()],
+    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("lost, duplicated, misnamed, damaged: none"), "{text}");
+
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for scenario in ["floor", "end_to_end", "fan_out", "steady"] {
+        assert!(report["figures"][scenario]["median"]["delivered"].as_u64().unwrap() > 0, "{scenario}");
+    }
+    std::fs::remove_file(json).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn a_server_that_is_wrong_fails() {
+    for (fault, counted) in
+        [("lose", "lost"), ("duplicate", "duplicated"), ("rename", "misnamed"), ("damage", "damaged")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("figures.json");
+        let output =
+            bench(folder.path(), fault, &["--only", "steady", "--rate", "2000", "--json", json.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1), "{fault}: {}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        assert!(report["faults"][counted].as_u64().unwrap() > 0, "{fault}: {}", report["faults"]);
+    }
+}
+
+#[test]
+fn a_missing_server_is_named_with_what_to_do() {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_postrider-bench")).args(["--server", "/nowhere/postrider"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert!(text.contains("/nowhere/postrider") && text.contains("cargo build --release"), "{text}");
+}
+
+fn bench(folder: &Path, fault: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_postrider-bench"))
+        .arg("--server")
+        .arg(stub())
+        .arg("--dir")
+        .arg(folder)
+        .args(["--runs", "1", "--seconds", "1", "--patience-seconds", "1"])
+        .args(more)
+        .env("STUB_FAULT", fault)
+        .output()
+        .unwrap()
+}
+
+/// `cargo test` builds examples too, beside the programs.
+fn stub() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_postrider-bench")).with_file_name("examples").join("stub-server")
+}

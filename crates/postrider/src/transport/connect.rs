@@ -1,0 +1,211 @@
+//! From a destination to an open stream: vetted address, TCP, TLS.
+//!
+//! Only addresses that the guard saw are dialled, and the peer is compared with the one we meant, so a
+//! name that changes its answer between lookup and connect gains nothing. Proxies from the environment are
+//! ignored: they would dial for us, unvetted.
+
+use super::failure::Failure;
+use super::resolve::Resolver;
+use super::url::Destination;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+pub(super) struct Connector {
+    resolver: Resolver,
+    tls: TlsConnector,
+}
+
+pub(super) struct Link {
+    pub stream: Stream,
+    pub protocol: Protocol,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExtraCaError {
+    #[error("the extra certificate authorities are not readable as PEM")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+    #[error("an extra certificate authority cannot be used")]
+    Certificate(#[source] rustls::Error),
+    #[error("the extra certificate authorities hold no certificate")]
+    Empty,
+}
+
+impl Connector {
+    pub fn new(resolver: Resolver, extra_ca_pem: Option<&[u8]>) -> Result<Self, ExtraCaError> {
+        Ok(Self { resolver, tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)) })
+    }
+
+    pub async fn open(&self, destination: &Destination) -> Result<Link, Failure> {
+        let addresses = self.resolver.vetted(&destination.host, destination.port).await?;
+        let tcp = dial_first(&addresses).await?;
+        let Some(name) = &destination.tls else {
+            return Ok(Link { stream: Stream::Plain(tcp), protocol: Protocol::Http1 });
+        };
+        let tls = self.tls.connect(name.clone(), tcp).await.map_err(|error| Failure::from_io(&error))?;
+        let protocol = match tls.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Protocol::Http2,
+            _ => Protocol::Http1,
+        };
+        Ok(Link { stream: Stream::Tls(Box::new(tls)), protocol })
+    }
+}
+
+/// One after the other, each with a head start, the first to connect wins: one dead address of several
+/// must not cost the whole connect timeout.
+async fn dial_first(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
+    if let [only] = addresses {
+        return dial(*only).await;
+    }
+    let mut waiting = addresses.iter().copied().take(DIALS_MAX);
+    let mut dialling = JoinSet::new();
+    let mut failed: Option<Failure> = None;
+    loop {
+        match waiting.next() {
+            Some(address) => drop(dialling.spawn(dial(address))),
+            None if dialling.is_empty() => return Err(failed.unwrap_or_else(Failure::reset)),
+            None => {}
+        }
+        let landed = if waiting.len() == 0 {
+            dialling.join_next().await
+        } else {
+            timeout(HEAD_START, dialling.join_next()).await.ok().flatten()
+        };
+        match landed {
+            Some(Ok(Ok(stream))) => return Ok(stream),
+            Some(Ok(Err(failure))) => {
+                if failed.as_ref().is_none_or(|known| known.weight() < failure.weight()) {
+                    failed = Some(failure);
+                }
+            }
+            Some(Err(_)) | None => {}
+        }
+    }
+}
+
+async fn dial(address: SocketAddr) -> Result<TcpStream, Failure> {
+    let stream = TcpStream::connect(address).await.map_err(|error| {
+        // On IPv6 this says that the machine has no IPv6; on IPv4, that its ports are used up.
+        if error.kind() == io::ErrorKind::AddrNotAvailable && address.is_ipv4() {
+            Failure::local_shortage()
+        } else {
+            Failure::from_io(&error)
+        }
+    })?;
+    let settled = stream.peer_addr().and_then(|peer| {
+        stream.set_nodelay(true)?;
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
+        Ok(peer)
+    });
+    match settled {
+        Ok(peer) if peer == address => Ok(stream),
+        Ok(_) => Err(Failure::forbidden()),
+        Err(error) => Err(Failure::from_io(&error)),
+    }
+}
+
+fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3)
+}
+
+fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError> {
+    let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    if let Some(pem) = extra_ca_pem {
+        let known = roots.len();
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            roots.add(certificate.map_err(ExtraCaError::Pem)?).map_err(ExtraCaError::Certificate)?;
+        }
+        if roots.len() == known {
+            return Err(ExtraCaError::Empty);
+        }
+    }
+    // Named here rather than taken from the process: whoever else links rustls cannot change it.
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
+        .expect("aws-lc-rs has cipher suites for both versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Stream::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain(tcp) => tcp.is_write_vectored(),
+            Stream::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
+            Stream::Tls(tls) => Pin::new(tls).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Stream::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+        }
+    }
+}
+
+/// As RFC 8305 recommends.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// A name may have a thousand addresses. All are vetted; so many are tried.
+const DIALS_MAX: usize = 8;
