@@ -5,15 +5,16 @@
 use super::{
     client::Client,
     print,
+    receive::stop_signal,
     receiver::{self, Arrival, Reply, Respond, Signature},
 };
 use crate::{
     clock,
     config::{LogFormat, Settings},
-    ids::IdCodec,
     keyring::Keyring,
+    serve::Server,
     telemetry,
-    tokens::{ENVIRONMENT_TOKEN_LIFE, Tokens},
+    tokens::ENVIRONMENT_TOKEN_LIFE,
 };
 use anyhow::Context;
 use http::StatusCode;
@@ -23,7 +24,7 @@ use rand::{TryRng, rngs::SysRng};
 use serde_json::json;
 use std::{
     io::{self, IsTerminal},
-    net::{Ipv4Addr, SocketAddr},
+    net::Ipv4Addr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -44,34 +45,40 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new().prefix("postrider-demo-").tempdir().context("making a folder")?;
     let _lines = telemetry::start_logs("error", LogFormat::Text)?;
     let settings = Settings {
-        listen: free_address().await?,
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
         data: folder.path().join("data"),
         allow_subnets: vec!["127.0.0.0/8".parse().expect("a range")],
+        shutdown_grace: Duration::from_secs(3),
         ..Settings::defaults()
     };
-    let keyring = Keyring::open_or_create(&settings.data)?;
-    let tokens = Tokens::new(&settings.tokens, &keyring, IdCodec::new(*keyring.ids()))?;
-    let token = tokens.mint_environment(clock::now(), ENVIRONMENT_TOKEN_LIFE)?;
-    let server: Url = format!("http://{}/", settings.listen).parse().context("writing the server's URL")?;
+    Keyring::open_or_create(&settings.data)?;
+    let server = Server::start(settings, telemetry::start_metrics()?).await?;
+    let done = show(&server, args.rate).await;
+    tokio::select! {
+        () = server.stop() => {}
+        _ = stop_signal() => {}
+    }
+    folder.close().context("removing the folder")?;
+    done
+}
 
-    let tally = Arc::new(Tally::default());
+/// Receives, sends and keeps count, until a signal ends it.
+async fn show(server: &Server, rate: u32) -> anyhow::Result<()> {
+    let url: Url = format!("http://{}/", server.address()).parse().context("writing the server's URL")?;
+    let token = server.tokens().mint_environment(clock::now(), ENVIRONMENT_TOKEN_LIFE)?;
     let receiver = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("listening for deliveries")?;
     let receiver_url = format!("http://{}", receiver.local_addr().context("reading the address")?);
     let secret = random_secret()?;
-    let misbehave = Misbehave { tally: Arc::clone(&tally) };
-
-    introduce(&server, &token, &receiver_url)?;
-    let traffic =
-        traffic(Client::with_token(server, token)?, receiver_url, secret.clone(), args.rate, Arc::clone(&tally));
+    let tally = Arc::new(Tally::default());
+    introduce(&url, &token, &receiver_url)?;
+    let client = Client::with_token(url, token)?;
     let ended = tokio::select! {
-        // The server hears Ctrl-C itself and stops in order; everything else just ends with it.
-        ended = crate::serve::run(settings) => ended.context("running the server"),
-        ended = receiver::run(receiver, vec![secret], misbehave) => ended,
-        ended = traffic => ended,
+        ended = receiver::run(receiver, vec![secret.clone()], Misbehave { tally: Arc::clone(&tally) }) => ended,
+        ended = traffic(&client, &receiver_url, &secret, rate, &tally) => ended,
         ended = watch(&tally) => ended,
+        ended = stop_signal() => ended,
     };
-    print::tell(&format!("{}; {} is removed.", tally.line(), folder.path().display()));
-    folder.close().context("removing the folder")?;
+    print::tell(&tally.line());
     ended
 }
 
@@ -82,7 +89,6 @@ Postrider demo: a server, a receiver that misbehaves on purpose, and traffic. Ct
 
   API       {server}
   docs      {server}docs
-  metrics   {server}metrics
   receiver  {receiver_url}  (/steady answers, /flaky fails one in three, /slow takes its time, /broken never works)
 
 Talk to it from another terminal:
@@ -91,19 +97,13 @@ Talk to it from another terminal:
   export POSTRIDER_TOKEN={token}
   postrider endpoints list --app {APP}
   postrider send --app {APP} --event-type order.paid '{{\"order\": 42}}'
+  curl -H \"authorization: Bearer $POSTRIDER_TOKEN\" {server}metrics
 "
     ))
 }
 
 /// Sets up the application and its endpoints, then sends until the end.
-async fn traffic(
-    client: Client,
-    receiver_url: String,
-    secret: Secret,
-    rate: u32,
-    tally: Arc<Tally>,
-) -> anyhow::Result<()> {
-    wait_until_ready(&client).await?;
+async fn traffic(client: &Client, receiver_url: &str, secret: &Secret, rate: u32, tally: &Tally) -> anyhow::Result<()> {
     client.create_app(APP).await.context("making the demo's application")?;
     for path in PATHS {
         let endpoint = json!({
@@ -116,24 +116,11 @@ async fn traffic(
         let message = json!({ "eventType": event_type, "payload": { "order": order, "amount": order * 7 % 1000 } });
         match client.post(&["app", APP, "msg"], &message).await {
             Ok(_) => tally.sent.fetch_add(1, Relaxed),
-            // The server may be stopping, and then it is right to refuse.
             Err(_) => tally.refused.fetch_add(1, Relaxed),
         };
         sleep(Duration::from_secs(1) / rate).await;
     }
     Ok(())
-}
-
-async fn wait_until_ready(client: &Client) -> anyhow::Result<()> {
-    let mut tries = 0;
-    loop {
-        match client.list(&["app"], None).await {
-            Ok(_) => return Ok(()),
-            Err(error) if tries == READY_TRIES_MAX => return Err(error.context("waiting for the server")),
-            Err(_) => tries += 1,
-        }
-        sleep(Duration::from_millis(100)).await;
-    }
 }
 
 /// Keeps one line up to date on a terminal; elsewhere adds one now and then.
@@ -210,12 +197,6 @@ fn misbehave(path: &str, nth: u64) -> Reply {
     Reply { status, delay: Duration::from_millis(delay_ms) }
 }
 
-/// Someone else may take the port before the server does; then the demo says so and ends.
-async fn free_address() -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("looking for a free port")?;
-    listener.local_addr().context("reading the address")
-}
-
 fn random_secret() -> anyhow::Result<Secret> {
     let mut bytes = [0; 24];
     SysRng.try_fill_bytes(&mut bytes).context("the system gave no random numbers")?;
@@ -225,7 +206,6 @@ fn random_secret() -> anyhow::Result<Secret> {
 const APP: &str = "demo";
 const PATHS: [&str; 4] = ["/steady", "/flaky", "/slow", "/broken"];
 const EVENT_TYPES: [&str; 4] = ["order.placed", "order.paid", "order.shipped", "refund.created"];
-const READY_TRIES_MAX: u32 = 100;
 
 #[cfg(test)]
 mod tests {
