@@ -222,7 +222,7 @@ fn a_refusal_ends_with_1_and_says_why_without_the_token() {
         (format!("http://{closed}"), "is `postrider serve` running?"),
         (token.0, "the server did not accept the token"),
         (html.0, "is not JSON; is the URL right?"),
-        (gone.0, "--create-app makes it"),
+        (gone.0, "404 Not Found: Entity not found; if there is no application `shop`, --create-app makes it"),
         (wrong.0, "422 Unprocessable Entity: body.payload: must be an object\\u{1b}"),
     ] {
         let arguments = ["send", "--url", &url, "--token", "canary", "--app", "shop", "--event-type", "e", "1"];

@@ -36,14 +36,25 @@ pub struct Client {
     token: Hidden,
 }
 
+/// What to do without the application that was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfMissing {
+    Create,
+    Fail,
+}
+
+impl IfMissing {
+    pub fn from_flag(create_app: bool) -> Self {
+        if create_app { Self::Create } else { Self::Fail }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("no server answers at {server} ({reason}); is `postrider serve` running?")]
     NoServer { server: String, reason: io::Error },
     #[error("the server did not accept the token; `postrider token --data FOLDER` makes one for it")]
     Token,
-    #[error("there is no such application; --create-app makes it")]
-    NoApplication,
     #[error("the server answered {status}: {detail}")]
     Refused { status: StatusCode, detail: String },
 }
@@ -73,6 +84,30 @@ impl Client {
 
     pub async fn post(&self, path: &[&str], body: &impl Serialize) -> anyhow::Result<Value> {
         self.call(Method::POST, path, None, serde_json::to_vec(body).context("writing the request")?.into()).await
+    }
+
+    /// Posts to something of an application, which is made first if the person asked for that.
+    pub async fn post_in_app(
+        &self,
+        app: &str,
+        missing: IfMissing,
+        what: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<Value> {
+        match missing {
+            IfMissing::Create => {
+                self.create_app(app).await?;
+                self.post(&["app", app, what], body).await
+            }
+            IfMissing::Fail => {
+                self.post(&["app", app, what], body).await.map_err(|error| match error.downcast_ref::<CallError>() {
+                    Some(CallError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
+                        anyhow::anyhow!("{error}; if there is no application `{app}`, --create-app makes it")
+                    }
+                    Some(_) | None => error,
+                })
+            }
+        }
     }
 
     /// Makes the application with this uid, or leaves it as it is.
@@ -107,7 +142,6 @@ impl Client {
         let answer = parsed.unwrap_or_default();
         Err(match status {
             StatusCode::UNAUTHORIZED => CallError::Token,
-            StatusCode::NOT_FOUND if path.len() == 3 && answer["code"] == "not_found" => CallError::NoApplication,
             status => CallError::Refused { status, detail: detail(&answer) },
         }
         .into())

@@ -1,7 +1,7 @@
 //! `postrider endpoints`: who gets an application's messages.
 
 use super::{
-    client::{Client, ServerFlags},
+    client::{Client, IfMissing, ServerFlags},
     print,
 };
 use anyhow::Context;
@@ -85,15 +85,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 async fn add(args: Add) -> anyhow::Result<()> {
     let client = Client::new(&args.in_app.server)?;
     let app = &args.in_app.app;
-    if args.create_app {
-        client.create_app(app).await?;
-    }
     let endpoint = EndpointIn {
         url: &args.endpoint_url,
         filter_types: (!args.event_types.is_empty()).then_some(&args.event_types),
         secret: args.secret.as_deref(),
     };
-    let made = client.post(&["app", app, "endpoint"], &endpoint).await?;
+    let made = client.post_in_app(app, IfMissing::from_flag(args.create_app), "endpoint", &endpoint).await?;
     let id = made["id"].as_str().context("the answer has no endpoint id")?;
     let secret = secret(&client, app, id).await?;
     print::say(&format!("id      {}", print::escaped_word(id, 100)))?;

@@ -2,7 +2,7 @@
 
 use super::{
     Usage,
-    client::{Client, ServerFlags},
+    client::{Client, IfMissing, ServerFlags},
     print,
 };
 use anyhow::Context;
@@ -58,16 +58,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let client = Client::new(&args.server)?;
     let text = read_payload(args.payload.as_deref())?;
     let payload = serde_json::from_str(&text).map_err(|error| Usage(format!("the payload is not JSON: {error}")))?;
-    if args.create_app {
-        client.create_app(&args.app).await?;
-    }
     let message = MessageIn {
         event_type: &args.event_type,
         event_id: args.event_id.as_deref(),
         channels: &args.channels,
         payload,
     };
-    let made = client.post(&["app", &args.app, "msg"], &message).await?;
+    let made = client.post_in_app(&args.app, IfMissing::from_flag(args.create_app), "msg", &message).await?;
     let id = made["id"].as_str().context("the answer has no message id")?;
     print::say(&print::escaped_word(id, 100))?;
     Ok(())
