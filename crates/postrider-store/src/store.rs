@@ -3,7 +3,7 @@
 use crate::records::*;
 use async_trait::async_trait;
 use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 /// What Postrider asks of a store. All of it returns only after the change is durable.
@@ -163,9 +163,11 @@ pub enum StateKind {
 /// How long finished things are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    pub history: std::time::Duration,
-    pub idempotency: std::time::Duration,
+    pub history: Duration,
 }
+
+/// How long a request is remembered, so that its repetition is recognised.
+pub const IDEMPOTENCY_MEMORY: Duration = Duration::from_hours(24);
 
 /// What the metrics show of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,9 +28,6 @@ use std::{
 };
 use tokio::{net::TcpListener, signal::unix, sync::watch, task::JoinHandle};
 
-/// How long a request is remembered, so that its repetition is recognised.
-const IDEMPOTENCY: Duration = Duration::from_hours(24);
-
 /// How often samples are taken into the histograms, and the store is asked how much waits.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
 
@@ -96,7 +93,7 @@ impl Server {
         let dispatch =
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
-        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY };
+        let retention = Retention { history: settings.retention };
         tokio::spawn({
             let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
             async move { tasks.run(store, retention).await }

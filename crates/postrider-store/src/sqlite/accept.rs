@@ -4,12 +4,13 @@
 //! then the message's row is its durable form; see `recover.rs` for how it is found again after a crash.
 
 use super::{
-    pieces::{Piece, time_of_key},
+    pieces::{Piece, first_key_at, time_of_key},
+    repeats::{self, Seen},
     writer::Batch,
 };
-use crate::{AcceptError, Accepted, Committed, Content, Idempotency, Letter, NewMessage};
+use crate::{AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage};
 use bytes::Bytes;
-use postrider_engine::{EndpointKey, MessageKey};
+use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -29,12 +30,12 @@ pub struct Extra {
 
 pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
     if let Some(idempotency) = &message.idempotency
-        && let Some((earlier, request)) = accepted_before(batch, idempotency)?
+        && let Some(earlier) = accepted_before(batch, idempotency, message.at)?
     {
-        return Ok(if idempotency.chosen && request != idempotency.request {
+        return Ok(if idempotency.chosen && earlier.request != idempotency.request {
             Err(AcceptError::KeyReused)
         } else {
-            Ok(Accepted::Before(MessageKey::new(earlier)))
+            Ok(Accepted::Before(MessageKey::new(earlier.message)))
         });
     }
     if let Some(event_id) = &message.content.event_id
@@ -45,7 +46,10 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
     let key = batch.minter.mint(message.at);
     insert(batch, key, &message)?;
 
-    let NewMessage { app, content, owed, .. } = message;
+    let NewMessage { app, content, owed, idempotency, .. } = message;
+    if let Some(idempotency) = idempotency {
+        batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
+    }
     batch.hand_over(key, owed.len());
     if !owed.is_empty() {
         let letter = Arc::new(Letter {
@@ -71,12 +75,13 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result
         content_type: content_type.clone(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
-    piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute((
+    piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((
         key,
         message.app.raw(),
         event_type,
         pack(&message.owed),
         extra,
+        message.idempotency.map(|repeat| repeats::pack(&repeat.key, &repeat.request)),
         payload.as_ref(),
     ))?;
     if let Some(event_id) = event_id {
@@ -86,24 +91,24 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result
             key,
         ))?;
     }
-    if let Some(idempotency) = &message.idempotency {
-        piece.prepare(connection, "INSERT INTO idempotency_{n} VALUES (?1, ?2, ?3)")?.execute((
-            idempotency.key,
-            key,
-            idempotency.request,
-        ))?;
-    }
     if let Some(at) = message.payload_expires_at {
         connection.prepare_cached("INSERT INTO payload_expiry VALUES (?1, ?2)")?.execute((at.as_millis(), key))?;
     }
     Ok(())
 }
 
-fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency) -> rusqlite::Result<Option<(i64, [u8; 16])>> {
-    for piece in batch.pieces().iter().rev() {
+fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) -> rusqlite::Result<Option<Seen>> {
+    if let Some(seen) = batch.recognised(&idempotency.key) {
+        return Ok(Some(seen));
+    }
+    let forgotten = first_key_at(at.minus(IDEMPOTENCY_MEMORY));
+    let pieces = batch.pieces();
+    let oldest = pieces.partition_point(|piece| piece.first_key <= forgotten).saturating_sub(1);
+    for piece in pieces[oldest..].iter().rev() {
         let mut find =
             piece.prepare(&batch.transaction, "SELECT message, request FROM idempotency_{n} WHERE key = ?1")?;
-        let found = super::optional(find.query_row([idempotency.key], |row| Ok((row.get(0)?, row.get(1)?))))?;
+        let seen = |row: &rusqlite::Row<'_>| Ok(Seen { message: row.get(0)?, request: row.get(1)? });
+        let found = super::optional(find.query_row([idempotency.key], seen))?;
         if found.is_some() {
             return Ok(found);
         }

@@ -12,6 +12,7 @@ mod lock;
 mod pieces;
 mod readers;
 mod recover;
+mod repeats;
 mod schema;
 mod settings;
 mod settle;

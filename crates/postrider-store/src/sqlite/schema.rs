@@ -123,6 +123,7 @@ const PIECE: &str = "
         event_type TEXT NOT NULL,
         owed       BLOB NOT NULL,
         extra      TEXT,
+        repeat     BLOB,
         payload    BLOB
     );
     CREATE INDEX message_{n}_app ON message_{n} (app);

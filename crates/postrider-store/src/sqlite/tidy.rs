@@ -8,7 +8,7 @@ use super::{
     schema::PIECE_TABLES,
     writer::Batch,
 };
-use crate::Retention;
+use crate::{IDEMPOTENCY_MEMORY, Retention};
 use postrider_engine::Timestamp;
 
 /// Rows forgotten in one go.
@@ -16,7 +16,7 @@ const SLICE: usize = 2_000;
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusqlite::Result<bool> {
     let mut more = forget_payloads(batch, now)?;
-    more |= forget_answers(batch, now.minus(retention.idempotency))?;
+    more |= forget_answers(batch, now.minus(IDEMPOTENCY_MEMORY))?;
     more |= drop_retired(batch)?;
     more |= retire_oldest(batch, now.minus(retention.history))?;
     Ok(more)

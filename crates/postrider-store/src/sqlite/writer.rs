@@ -7,12 +7,13 @@
 use super::{
     OpenError,
     pieces::{Minter, Piece, Pieces, piece_of, time_of_key},
+    repeats::{self, Repeats, Seen},
     schema,
 };
 use crate::{Committed, StoreError};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, Sender},
@@ -50,6 +51,9 @@ pub struct Batch<'c> {
     handed: Vec<(i64, usize)>,
     /// One entry for each hand-off that got a row.
     landed: Vec<i64>,
+    repeats: &'c Repeats,
+    /// Keys of messages that this batch accepts.
+    new_repeats: HashMap<repeats::Key, Seen>,
 }
 
 impl Batch<'_> {
@@ -80,6 +84,15 @@ impl Batch<'_> {
     /// One of the message's hand-offs now has a row.
     pub fn land(&mut self, message: i64) {
         self.landed.push(message);
+    }
+
+    /// The message that this key was used for before, if it is not in the index for certain.
+    pub fn recognised(&self, key: &repeats::Key) -> Option<Seen> {
+        self.new_repeats.get(key).copied().or_else(|| self.repeats.find(key))
+    }
+
+    pub fn recognise(&mut self, key: repeats::Key, seen: Seen) {
+        self.new_repeats.insert(key, seen);
     }
 
     pub fn replace_pieces(&mut self, pieces: Vec<Piece>) {
@@ -162,6 +175,7 @@ impl Writer {
         committed: async_mpsc::UnboundedSender<Vec<Committed>>,
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
+        let repeats = Repeats::recall(&connection, &shared.pieces())?;
         let (jobs, queue) = mpsc::channel();
         let state = State {
             connection,
@@ -169,6 +183,7 @@ impl Writer {
             committed,
             piece_messages,
             outstanding: BTreeMap::new(),
+            repeats,
             newest: 0,
             noted_at: Instant::now(),
             noted: None,
@@ -223,6 +238,7 @@ struct State {
     piece_messages: u64,
     /// Messages some of whose deliveries have no rows yet, with how many.
     outstanding: BTreeMap<i64, usize>,
+    repeats: Repeats,
     /// The greatest message key committed by this process.
     newest: i64,
     noted_at: Instant,
@@ -257,6 +273,7 @@ impl State {
         })?;
         self.piece_messages = piece_messages;
         *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
+        self.repeats.committed(changes.filed, changes.new_repeats);
         for (message, deliveries) in changes.handed {
             self.outstanding.insert(message, deliveries);
             self.newest = self.newest.max(message);
@@ -286,6 +303,8 @@ impl State {
             committed: Vec::new(),
             handed: Vec::new(),
             landed: Vec::new(),
+            repeats: &self.repeats,
+            new_repeats: HashMap::new(),
         };
         batch.begin_piece_if_due()?;
         for job in jobs {
@@ -295,13 +314,14 @@ impl State {
             note(&batch.transaction, WATERMARK, watermark)?;
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
-        let Batch { transaction, pieces, piece_messages, committed, handed, landed, .. } = batch;
+        let filed = batch.repeats.file(&batch.transaction, &batch.pieces)?;
+        let Batch { transaction, pieces, piece_messages, committed, handed, landed, new_repeats, .. } = batch;
         transaction.commit()?;
         if let Some(watermark) = watermark {
             self.noted_at = Instant::now();
             self.noted = Some(watermark);
         }
-        Ok((pieces, piece_messages, Changes { committed, handed, landed }))
+        Ok((pieces, piece_messages, Changes { committed, handed, landed, filed, new_repeats }))
     }
 
     /// Every message up to this key has a row for each of its deliveries.
@@ -328,6 +348,8 @@ struct Changes {
     committed: Vec<Committed>,
     handed: Vec<(i64, usize)>,
     landed: Vec<i64>,
+    filed: usize,
+    new_repeats: HashMap<repeats::Key, Seen>,
 }
 
 pub fn note(connection: &Connection, name: &str, value: i64) -> rusqlite::Result<()> {
