@@ -348,6 +348,64 @@ async fn the_same_post_is_carried_out_once() {
 }
 
 #[tokio::test]
+async fn a_repetition_is_told_what_the_first_was_even_where_names_are_unique() {
+    let (house, ..) = house_with_endpoint().await;
+    for (path, body) in [
+        ("app", json!({"name": "a", "uid": "once"})),
+        ("event-type", json!({"name": "once", "description": ""})),
+        ("app/acme/endpoint", json!({"url": "https://example.com", "uid": "once"})),
+        ("app/acme/endpoint/hook/recover", json!({"since": "2026-01-01T00:00:00Z"})),
+        ("app/acme/endpoint/hook/send-example", json!({"eventType": "svix.ping"})),
+    ] {
+        let first = house.post_with_key(path, "auto_k", body.clone()).await;
+        let second = house.post_with_key(path, "auto_k", body).await;
+        assert!(first.status.is_success(), "{path}: {}", first.text);
+        assert_eq!((first.status, first.text), (second.status, second.text), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_id_is_not_found() {
+    let (house, app, _) = house_with_endpoint().await;
+    let long = "x".repeat(10_000);
+    let forged = format!("{}{}", &app[..30], if app.ends_with('0') { '1' } else { '0' });
+    for id in ["..", "..%2f..", "%2e%2e%2f", "%00", "%ff", "app_", "ep_x", "a%20b", "%F0%9F%92%A9", &long, &forged] {
+        for path in [
+            format!("app/{id}"),
+            format!("app/{id}/endpoint"),
+            format!("app/acme/endpoint/{id}"),
+            format!("event-type/{id}"),
+        ] {
+            let reply = house.get(&path).await;
+            assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (404, &json!("not_found")), "{path:.60}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_document_refers_to_nothing_that_it_lacks() {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                found.extend(map.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                map.values().for_each(|value| references(value, found));
+            }
+            Value::Array(list) => list.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let house = House::new();
+    let document = house.ask(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.expect(200);
+    let mut found = Vec::new();
+    references(&document, &mut found);
+    assert!(!found.is_empty());
+    for reference in found {
+        let pointer = reference.strip_prefix('#').expect("a reference within the document");
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+#[tokio::test]
 async fn an_endpoint_lives_its_life() {
     let (house, _, id) = house_with_endpoint().await;
     let path = "app/acme/endpoint";

@@ -69,6 +69,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
     // Dropped at the end, which every connection notices; each holds a receiver, so that we see when all are gone.
     let (stopping, stop) = watch::channel(());
     let mut shutdown = pin!(shutdown);
+    let mut troubled = false;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -86,12 +87,17 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
                 }
                 None => turn_away(&stream),
             },
-            Err(fault) if is_of_one_connection(&fault) => {}
+            Err(fault) if is_of_one_connection(&fault) => continue,
             Err(fault) => {
-                warn!(error = %fault, "no connection can be accepted; trying again shortly");
+                // Once for each time of trouble, which may last for minutes.
+                if !std::mem::replace(&mut troubled, true) {
+                    warn!(error = %fault, "no connection can be accepted; trying again until one can");
+                }
                 sleep(ACCEPT_PAUSE).await;
+                continue;
             }
         }
+        troubled = false;
     }
     drop(listener);
     drop(stop);
