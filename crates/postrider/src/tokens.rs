@@ -291,8 +291,10 @@ impl Span {
 /// collision or learns a token by the clock.
 struct Seen {
     hash: RandomState,
-    slots: Box<[RwLock<Option<(Box<str>, Verified)>>]>,
+    slots: Box<[Slot]>,
 }
+
+type Slot = RwLock<Option<(Box<str>, Verified)>>;
 
 #[derive(Clone)]
 struct Verified {
@@ -315,7 +317,7 @@ impl Seen {
         *self.slot(token).write().unwrap_or_else(PoisonError::into_inner) = Some((token.into(), verified));
     }
 
-    fn slot(&self, token: &str) -> &RwLock<Option<(Box<str>, Verified)>> {
+    fn slot(&self, token: &str) -> &Slot {
         let hash = self.hash.hash_one(token);
         &self.slots[usize::try_from(hash % SEEN_MAX).expect("below SEEN_MAX")]
     }

@@ -1,1 +1,106 @@
+//! The command line.
+//!
+//! Its words, exit codes and what it prints on standard output are an interface: scripts rely on them.
+//! Results go to standard output, everything said to a person goes to standard error.
 
+mod client;
+mod demo;
+mod endpoints;
+mod print;
+mod receive;
+mod receiver;
+mod send;
+mod serve;
+mod token;
+
+use crate::{config::SettingsError, telemetry};
+use anyhow::Context;
+use clap::{Parser, Subcommand, error::ErrorKind};
+use std::{ffi::OsString, future::Future, io, process::ExitCode};
+
+#[derive(Parser)]
+#[command(
+    name = "postrider",
+    version,
+    about = "Delivers webhooks: accepted durably, signed, retried, and never lost",
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the server
+    Serve(serve::Args),
+    /// Try it out: a server, a receiver that misbehaves on purpose, and traffic
+    Demo(demo::Args),
+    /// Print an API token for this deployment
+    Token(token::Args),
+    /// Send a message through a running server
+    Send(send::Args),
+    /// Add, list and look at endpoints of a running server
+    Endpoints(endpoints::Args),
+    /// Run a test receiver that verifies and shows what arrives
+    Receive(receive::Args),
+}
+
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    telemetry::hide_values_in_panics();
+    let command = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli.command,
+        Err(shown) => {
+            // A closed pipe is no reason to fail while printing help.
+            let _ = shown.print();
+            return match shown.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => ExitCode::from(USAGE),
+            };
+        }
+    };
+    let done = match command {
+        Command::Serve(args) => serve::run(args),
+        Command::Demo(args) => on_runtime(demo::run(args)),
+        Command::Token(args) => token::run(&args),
+        Command::Send(args) => on_runtime(send::run(args)),
+        Command::Endpoints(args) => on_runtime(endpoints::run(args)),
+        Command::Receive(args) => on_runtime(receive::run(args)),
+    };
+    done.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
+}
+
+/// A mistake in how the command was called, found after its arguments were read.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+fn on_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?.block_on(work)
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    if is_closed_pipe(error) {
+        // Whoever read us has seen enough.
+        return ExitCode::SUCCESS;
+    }
+    print::tell(&format!("postrider: {}", print::escaped(&format!("{error:#}"))));
+    if error.is::<Usage>() || error.is::<SettingsError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<print::OutputError>().is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
+}
+
+const USAGE: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_commands_are_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -92,9 +92,10 @@ setting, where it was written and what was meant. A duration is text with a unit
 `12h`, `90d`, or several together, `1h30m`; a bare number is refused. Paths are relative to the folder where the
 command runs. A list is an array in the file, comma-separated text in a variable, and a repeated flag.
 
-Names that are variables but not settings: `POSTRIDER_URL` and `POSTRIDER_TOKEN` (for the commands that talk to a
-running server), `POSTRIDER_SECRET` (for `postrider receive`), and the ones that Kubernetes makes for a service
-called `postrider` (`POSTRIDER_PORT`, `POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`); they are passed over.
+Some variables have such names and are not settings: `POSTRIDER_CONFIG` (as `--config`), `POSTRIDER_URL` and
+`POSTRIDER_TOKEN` (for the commands that talk to a running server), `POSTRIDER_SECRET` (for `receive` and
+`endpoints add`), and those that Kubernetes makes for a service called `postrider` (`POSTRIDER_PORT`,
+`POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
 
 ## Reference
 ";

@@ -101,6 +101,10 @@ pub enum TokenKey {
 pub struct Hidden(String);
 
 impl Hidden {
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
     pub fn reveal(&self) -> &str {
         &self.0
     }

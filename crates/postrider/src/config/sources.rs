@@ -234,8 +234,8 @@ const FILE: &str = "file";
 const VARIABLES: &str = "variables";
 const FLAGS: &str = "flags";
 
-/// Ours, but for the commands that talk to a server, not for the server.
-const OTHER_VARIABLES: [&str; 3] = ["URL", "TOKEN", "SECRET"];
+/// Ours, but no settings: where the settings are, and what the commands that talk to a server need.
+const OTHER_VARIABLES: [&str; 4] = ["CONFIG", "URL", "TOKEN", "SECRET"];
 
 /// Kubernetes sets these in every pod when a service is called `postrider`.
 const KUBERNETES: [&str; 2] = ["SERVICE_", "PORT_"];

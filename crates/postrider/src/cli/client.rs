@@ -1,0 +1,265 @@
+//! The commands' own small client: one request, one answer.
+//!
+//! Not the transport, which guards against what strangers make us call; here a person names the server.
+
+use super::Usage;
+use crate::config::Hidden;
+use anyhow::Context;
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{io, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+use url::Url;
+
+#[derive(clap::Args, Clone)]
+pub struct ServerFlags {
+    /// The server
+    #[arg(long, value_name = "SERVER_URL", env = "POSTRIDER_URL", default_value = "http://127.0.0.1:8071")]
+    url: Url,
+    /// The API token
+    #[arg(long, env = "POSTRIDER_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+pub struct Client {
+    server: Url,
+    token: Hidden,
+}
+
+/// What to do without the application that was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfMissing {
+    Create,
+    Fail,
+}
+
+impl IfMissing {
+    pub fn from_flag(create_app: bool) -> Self {
+        if create_app { Self::Create } else { Self::Fail }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("no server answers at {server} ({reason}); is `postrider serve` running?")]
+    NoServer { server: String, reason: io::Error },
+    #[error("the server did not accept the token; `postrider token --data FOLDER` makes one for it")]
+    Token,
+    #[error("the server answered {status}: {detail}")]
+    Refused { status: StatusCode, detail: String },
+}
+
+impl Client {
+    pub fn new(flags: &ServerFlags) -> anyhow::Result<Self> {
+        let token = flags.token.clone().filter(|token| !token.is_empty()).ok_or_else(|| {
+            Usage("no token: give --token, or run: export POSTRIDER_TOKEN=\"$(postrider token)\"".to_owned())
+        })?;
+        Self::with_token(flags.url.clone(), token)
+    }
+
+    pub fn with_token(server: Url, token: String) -> anyhow::Result<Self> {
+        if !matches!(server.scheme(), "http" | "https") || server.host_str().is_none() {
+            return Err(Usage("the server's URL must begin with http:// or https://".to_owned()).into());
+        }
+        Ok(Self { server, token: Hidden::new(token) })
+    }
+
+    pub async fn get(&self, path: &[&str]) -> anyhow::Result<Value> {
+        self.call(Method::GET, path, None, Bytes::new()).await
+    }
+
+    pub async fn list(&self, path: &[&str], iterator: Option<&str>) -> anyhow::Result<Value> {
+        self.call(Method::GET, path, iterator.map(|iterator| ("iterator", iterator)), Bytes::new()).await
+    }
+
+    pub async fn post(&self, path: &[&str], body: &impl Serialize) -> anyhow::Result<Value> {
+        self.call(Method::POST, path, None, serde_json::to_vec(body).context("writing the request")?.into()).await
+    }
+
+    /// Posts to something of an application, which is made first if the person asked for that.
+    pub async fn post_in_app(
+        &self,
+        app: &str,
+        missing: IfMissing,
+        what: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<Value> {
+        match missing {
+            IfMissing::Create => {
+                self.create_app(app).await?;
+                self.post(&["app", app, what], body).await
+            }
+            IfMissing::Fail => {
+                self.post(&["app", app, what], body).await.map_err(|error| match error.downcast_ref::<CallError>() {
+                    Some(CallError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
+                        anyhow::anyhow!("{error}; if there is no application `{app}`, --create-app makes it")
+                    }
+                    Some(_) | None => error,
+                })
+            }
+        }
+    }
+
+    /// Makes the application with this uid, or leaves it as it is.
+    pub async fn create_app(&self, uid: &str) -> anyhow::Result<Value> {
+        let body = json!({ "name": uid, "uid": uid }).to_string();
+        self.call(Method::POST, &["app"], Some(("get_if_exists", "true")), body.into()).await
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: Option<(&str, &str)>,
+        body: Bytes,
+    ) -> anyhow::Result<Value> {
+        let url = self.url(path, query)?;
+        let request = Request::builder()
+            .method(method)
+            .uri(&url[url::Position::BeforePath..url::Position::AfterQuery])
+            .header(header::HOST, &url[url::Position::BeforeHost..url::Position::AfterPort])
+            .header(header::AUTHORIZATION, format!("Bearer {}", self.token.reveal()))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::USER_AGENT, concat!("postrider-cli/", env!("CARGO_PKG_VERSION")))
+            .body(Full::new(body))
+            .map_err(|_| Usage("the token or the URL holds characters that cannot be sent".to_owned()))?;
+        let (status, answer) =
+            timeout(CALL_TIME_MAX, self.exchange(&url, request)).await.context("the server took too long")??;
+        let parsed = serde_json::from_slice::<Value>(&answer);
+        if status.is_success() {
+            return parsed.context("the server's answer is not JSON; is the URL right?");
+        }
+        let answer = parsed.unwrap_or_default();
+        Err(match status {
+            StatusCode::UNAUTHORIZED => CallError::Token,
+            status => CallError::Refused { status, detail: detail(&answer) },
+        }
+        .into())
+    }
+
+    fn url(&self, path: &[&str], query: Option<(&str, &str)>) -> anyhow::Result<Url> {
+        // Dots would lead elsewhere in the path, and the server knows nothing by such a name.
+        if let Some(dots) = path.iter().find(|segment| matches!(**segment, "" | "." | "..")) {
+            return Err(Usage(format!("`{dots}` is not a name")).into());
+        }
+        let mut url = self.server.clone();
+        url.path_segments_mut()
+            .map_err(|()| Usage("the server's URL has no room for a path".to_owned()))?
+            .pop_if_empty()
+            .extend(["api", "v1"])
+            .extend(path);
+        url.set_query(None);
+        if let Some((name, value)) = query {
+            url.query_pairs_mut().append_pair(name, value);
+        }
+        Ok(url)
+    }
+
+    async fn exchange(&self, url: &Url, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let host = url.host_str().expect("checked when the client was made");
+        let port = url.port_or_known_default().expect("http and https have ports");
+        // In brackets, as URLs have it, an IPv6 address is not understood.
+        let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await.map_err(|reason| {
+            let server = url[..url::Position::BeforePath].to_owned();
+            CallError::NoServer { server, reason }
+        })?;
+        if url.scheme() == "https" {
+            let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).context("reading the host")?;
+            let stream = tls()?.connect(name, stream).await.context("the TLS handshake with the server failed")?;
+            round_trip(stream, request).await
+        } else {
+            round_trip(stream, request).await
+        }
+    }
+}
+
+async fn round_trip(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.context("connecting to the server")?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await.context("the connection to the server broke")?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!(error)).context("reading the server's answer")?.to_bytes();
+    Ok((status, body))
+}
+
+fn tls() -> anyhow::Result<TlsConnector> {
+    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .context("setting up TLS")?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// The contract says `detail` as text, or as a list of what is wrong where.
+fn detail(answer: &Value) -> String {
+    match &answer["detail"] {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            let told = items.iter().filter_map(|item| {
+                let place: Vec<_> = item["loc"].as_array()?.iter().filter_map(Value::as_str).collect();
+                Some(format!("{}: {}", place.join("."), item["msg"].as_str()?))
+            });
+            told.collect::<Vec<_>>().join("; ")
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => "no reason given".to_owned(),
+    }
+}
+
+const CALL_TIME_MAX: Duration = Duration::from_secs(30);
+const ANSWER_MAX: usize = 16 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(server: &str) -> Client {
+        Client::with_token(server.parse().expect("a URL"), "t".to_owned()).expect("a client")
+    }
+
+    #[test]
+    fn names_stay_inside_their_place_in_the_path() {
+        for (server, path, expected) in [
+            ("http://h", &["app", "shop", "msg"][..], "http://h/api/v1/app/shop/msg"),
+            ("http://h/", &["app", "a/b?c#d", "msg"], "http://h/api/v1/app/a%2Fb%3Fc%23d/msg"),
+            ("https://h/behind/a/proxy/", &["app"], "https://h/behind/a/proxy/api/v1/app"),
+            ("http://h/?x=1", &["app"], "http://h/api/v1/app"),
+        ] {
+            assert_eq!(client(server).url(path, None).expect("a URL").as_str(), expected);
+        }
+        for name in ["", ".", ".."] {
+            assert!(client("http://h").url(&["app", name], None).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        for (answer, expected) in [
+            (json!({ "code": "conflict", "detail": "taken" }), "taken"),
+            (
+                json!({ "detail": [{ "loc": ["body", "url"], "msg": "not a URL", "type": "value_error" }] }),
+                "body.url: not a URL",
+            ),
+            (json!({}), "no reason given"),
+            (Value::Null, "no reason given"),
+        ] {
+            assert_eq!(detail(&answer), expected);
+        }
+    }
+}

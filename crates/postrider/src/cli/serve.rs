@@ -1,0 +1,100 @@
+//! `postrider serve`: settings from everywhere, logs, and then the server.
+
+use super::{on_runtime, print};
+use crate::{
+    config::{Settings, SettingsError, Sources, default_file},
+    keyring::Keyring,
+    telemetry,
+};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    place: PlaceFlags,
+    /// The address and port to serve the API on [default: 127.0.0.1:8071]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// The address by which others reach this server
+    #[arg(long, value_name = "URL")]
+    public_url: Option<String>,
+    /// Let deliveries go to this private or otherwise special range (repeatable)
+    #[arg(long = "allow-subnet", value_name = "CIDR")]
+    allow_subnets: Vec<String>,
+    /// Refuse endpoints whose URL is not https
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    https_only: Option<String>,
+    /// How long messages and attempts are kept [default: 90d]
+    #[arg(long, value_name = "DURATION")]
+    retention: Option<String>,
+    /// What is logged: a level, or levels by module [default: info]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+    /// `text` or `json` [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// How long attempts under way may take to end once the server stops [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    shutdown_grace: Option<String>,
+}
+
+/// Which deployment on this machine is meant.
+#[derive(clap::Args)]
+pub struct PlaceFlags {
+    /// The settings file [default: postrider.toml, if there is one]
+    #[arg(long, value_name = "FILE", env = "POSTRIDER_CONFIG")]
+    config: Option<PathBuf>,
+    /// The folder with the database and the keys [default: ./postrider-data]
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<String>,
+}
+
+impl PlaceFlags {
+    pub fn settings(&self, mut flags: Vec<(&'static str, String)>) -> Result<Settings, SettingsError> {
+        flags.extend(self.data.iter().map(|data| ("data", data.clone())));
+        let mut sources = Sources::default().with_variables(std::env::vars_os())?.with_flags(flags);
+        if let Some(path) = self.config.clone().or_else(default_file) {
+            sources = sources.with_file(&path)?;
+        }
+        Settings::load(&sources)
+    }
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let settings = args.settings()?;
+    let _lines = telemetry::start_logs(&settings.log, settings.log_format)?;
+    make_keys(&settings.data)?;
+    on_runtime(crate::serve::run(settings))
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, SettingsError> {
+        let single = [
+            ("listen", &self.listen),
+            ("public_url", &self.public_url),
+            ("https_only", &self.https_only),
+            ("retention", &self.retention),
+            ("log", &self.log),
+            ("log_format", &self.log_format),
+            ("shutdown_grace", &self.shutdown_grace),
+        ];
+        let single = single.into_iter().filter_map(|(key, value)| Some((key, value.clone()?)));
+        let subnets = self.allow_subnets.iter().map(|subnet| ("allow_subnets", subnet.clone()));
+        self.place.settings(single.chain(subnets).collect())
+    }
+}
+
+/// At the first start, makes the keys and says how to get in: there is no default password.
+fn make_keys(folder: &Path) -> anyhow::Result<()> {
+    let first = !folder.join(Keyring::FILE).exists();
+    Keyring::open_or_create(folder)?;
+    if first {
+        let folder = print::escaped_word(&folder.display().to_string(), 500);
+        print::tell(&format!(
+            "Made the keys of this deployment in {folder}/{}. Keep a copy of that file.",
+            Keyring::FILE
+        ));
+        print::tell(&format!("For an API token, run: postrider token --data {folder}"));
+    }
+    Ok(())
+}
