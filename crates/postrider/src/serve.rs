@@ -70,10 +70,11 @@ impl Server {
             .await
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
+        // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
+        let keyring = Keyring::open_or_create(&settings.data)?;
         let data = settings.data.clone();
         let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
         let store: Arc<dyn Store> = Arc::new(store);
-        let keyring = Keyring::open_or_create(&settings.data)?;
         let vault = Arc::new(Vault::new(keyring.encryption()));
         check_vault(&*store, &vault).await?;
         let ids = IdCodec::new(*keyring.ids());
