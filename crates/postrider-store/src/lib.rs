@@ -9,5 +9,5 @@ pub mod sqlite;
 mod store;
 
 pub use records::*;
-pub use sqlite::SqliteStore;
+pub use sqlite::{SqliteOptions, SqliteStore};
 pub use store::*;

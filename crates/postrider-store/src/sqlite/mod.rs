@@ -67,9 +67,26 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
+/// How history is cut into pieces: a new one is begun after so many messages, or so much time, whichever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SqliteOptions {
+    pub piece_messages_max: u64,
+    pub piece_age_max: Duration,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self { piece_messages_max: 500_000, piece_age_max: Duration::from_hours(24) }
+    }
+}
+
 impl SqliteStore {
     /// Opens the store in `folder`, which is made if it is missing, and brings what a crash left behind in order.
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, OpenError> {
+        Self::open_with(folder, now, SqliteOptions::default())
+    }
+
+    pub fn open_with(folder: &Path, now: Timestamp, options: SqliteOptions) -> Result<Self, OpenError> {
         std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })?;
         let lock = FolderLock::take(folder)?;
         let file = folder.join("postrider.db");
@@ -94,7 +111,7 @@ impl SqliteStore {
         let (announce, committed) = mpsc::unbounded_channel();
         Ok(Self {
             readers: Readers::start(connections, &shared)?,
-            writer: Writer::start(connection, Arc::clone(&shared), announce)?,
+            writer: Writer::start(connection, Arc::clone(&shared), announce, options)?,
             shared,
             committed: Mutex::new(Some(committed)),
             queued: Queued::default(),

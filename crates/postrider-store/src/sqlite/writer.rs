@@ -5,7 +5,7 @@
 //! grow by themselves, and the cost of a sync is shared by hundreds.
 
 use super::{
-    OpenError,
+    OpenError, SqliteOptions,
     pieces::{Minter, Piece, Pieces, piece_of, time_of_key},
     schema,
 };
@@ -21,10 +21,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc as async_mpsc, oneshot};
-
-/// A new piece is begun after so many messages, or so much time, whichever comes first.
-const PIECE_MESSAGES_MAX: u64 = 500_000;
-const PIECE_AGE_MAX: Duration = Duration::from_hours(24);
 
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
 const BATCH_JOBS_MAX: usize = 4_096;
@@ -86,10 +82,12 @@ impl Batch<'_> {
         self.pieces = Arc::new(pieces);
     }
 
-    fn begin_piece_if_due(&mut self) -> rusqlite::Result<()> {
+    fn begin_piece_if_due(&mut self, options: SqliteOptions) -> rusqlite::Result<()> {
         let current = self.current_piece();
         let age = time_of_key(self.minter.last()).since(time_of_key(current.first_key));
-        if self.piece_messages < PIECE_MESSAGES_MAX && (age < PIECE_AGE_MAX || self.piece_messages == 0) {
+        let full = self.piece_messages >= options.piece_messages_max;
+        let aged = age >= options.piece_age_max && self.piece_messages > 0;
+        if !full && !aged {
             return Ok(());
         }
         let next = Piece { number: current.number + 1, first_key: self.minter.last() + 1 };
@@ -160,6 +158,7 @@ impl Writer {
         connection: Connection,
         shared: Arc<Shared>,
         committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+        options: SqliteOptions,
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
         let (jobs, queue) = mpsc::channel();
@@ -167,6 +166,7 @@ impl Writer {
             connection,
             shared,
             committed,
+            options,
             piece_messages,
             outstanding: BTreeMap::new(),
             newest: 0,
@@ -220,6 +220,7 @@ struct State {
     connection: Connection,
     shared: Arc<Shared>,
     committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+    options: SqliteOptions,
     piece_messages: u64,
     /// Messages some of whose deliveries have no rows yet, with how many.
     outstanding: BTreeMap<i64, usize>,
@@ -287,7 +288,7 @@ impl State {
             handed: Vec::new(),
             landed: Vec::new(),
         };
-        batch.begin_piece_if_due()?;
+        batch.begin_piece_if_due(self.options)?;
         for job in jobs {
             job.run(&mut batch)?;
         }
