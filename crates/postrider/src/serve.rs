@@ -18,7 +18,7 @@ use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use postrider_engine::EndpointKey;
-use postrider_store::{Retention, SqliteStore, Store};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::BTreeMap,
@@ -94,7 +94,7 @@ impl Server {
         let dispatch =
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
-        let retention = Retention { history: settings.retention };
+        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY_MEMORY };
         tokio::spawn({
             let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
             async move { tasks.run(store, retention).await }
