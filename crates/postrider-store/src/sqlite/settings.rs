@@ -4,6 +4,7 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
+    codes::trigger_code,
     from_json,
     pieces::{Span, in_list_order},
     settle::{bury, revive, start_waiting},
@@ -296,15 +297,19 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
             .query_row([], |row| row.get::<_, i64>(0)),
     )?;
     let Some(endpoint) = next else { return Ok(false) };
-    let waiting: Vec<(i64, u32)> = connection
-        .prepare_cached("SELECT message, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
-        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?)))?
+    let waiting: Vec<(i64, i64, u32)> = connection
+        .prepare_cached("SELECT message, trigger_code, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
+        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut delete = connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2")?;
-    for (message, cycle) in &waiting {
-        let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
-        delete.execute((endpoint, message))?;
-        bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
+    let mut delete =
+        connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?;
+    for (message, trigger, cycle) in &waiting {
+        delete.execute((endpoint, message, trigger))?;
+        // A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
+        if *trigger == trigger_code(Trigger::Scheduled) {
+            let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
+            bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
+        }
     }
     if waiting.len() < BURY_STEP {
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
