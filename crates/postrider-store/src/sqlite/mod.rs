@@ -439,9 +439,7 @@ impl Store for SqliteStore {
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {
         self.writer
-            .run(move |batch| {
-                settings::put(batch, remember, task.updated_at, |batch| tasks::start(batch, &task).map(Ok))
-            })
+            .run(move |batch| settings::put(batch, remember, task.updated_at, |batch| tasks::start(batch, &task)))
             .await?
     }
 

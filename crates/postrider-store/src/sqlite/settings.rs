@@ -88,7 +88,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT INTO application VALUES
+            "INSERT OR IGNORE INTO application VALUES
              (:key, :version, :uid, :name, :rate_limit, :metadata, :created_at, :updated_at, NULL)"
         }
         Expect::Version(_) => {
@@ -107,8 +107,20 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
     })?;
-    batch.announce(Committed::Settings { app: application.key });
-    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::Settings { app: application.key });
+    }
+    Ok(outcome)
+}
+
+/// An error would undo everything that shares the commit; whoever puts what is there already gets a refusal.
+fn carried_out(changed: usize, expect: Expect) -> Put {
+    match (changed, expect) {
+        (1.., _) => Ok(()),
+        (0, Expect::Absent) => Err(PutError::Taken),
+        (0, Expect::Version(_)) => Err(PutError::Changed),
+    }
 }
 
 fn next_version(expect: Expect) -> i64 {
@@ -186,7 +198,7 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT INTO endpoint VALUES
+            "INSERT OR IGNORE INTO endpoint VALUES
              (:key, :app, :version, :uid, :url, :description, :disabled, :event_types, :channels, :metadata,
               :rate_limit, :sealed, :created_at, :updated_at, NULL, 0)"
         }
@@ -213,8 +225,11 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
         ":created_at": endpoint.created_at.as_millis(),
         ":updated_at": endpoint.updated_at.as_millis(),
     })?;
-    batch.announce(Committed::Settings { app: endpoint.app });
-    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::Settings { app: endpoint.app });
+    }
+    Ok(outcome)
 }
 
 fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
@@ -374,11 +389,7 @@ pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Exp
         ":created_at": event_type.created_at.as_millis(),
         ":updated_at": event_type.updated_at.as_millis(),
     })?;
-    Ok(match (changed, expect) {
-        (1.., _) => Ok(()),
-        (0, Expect::Absent) => Err(PutError::Taken),
-        (0, Expect::Version(_)) => Err(PutError::Changed),
-    })
+    Ok(carried_out(changed, expect))
 }
 
 fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
