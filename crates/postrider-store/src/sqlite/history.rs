@@ -75,6 +75,9 @@ fn each_message(
     page: &Page<MessageKey>,
     mut visit: impl FnMut(Message) -> rusqlite::Result<ControlFlow<()>>,
 ) -> rusqlite::Result<()> {
+    if page.limit == 0 {
+        return Ok(());
+    }
     let span = Span::of(page, MessageKey::raw).within(filter.after, filter.before);
     for piece in in_reading_order(pieces, &span) {
         let sql = format!(
