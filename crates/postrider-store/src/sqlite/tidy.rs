@@ -18,6 +18,9 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     let mut more = forget_payloads(batch, now)?;
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
     more |= drop_retired(batch)?;
+    // Keys tell the time to pieces. Without this, a store that nothing comes to would keep its last piece for ever.
+    batch.minter.mint(now);
+    batch.begin_piece_if_due()?;
     more |= retire_oldest(batch, now.minus(retention.history))?;
     Ok(more)
 }

@@ -39,6 +39,7 @@ pub const MINTED: &str = "minted_through";
 pub struct Batch<'c> {
     pub transaction: Transaction<'c>,
     pub minter: &'c Minter,
+    options: SqliteOptions,
     pieces: Pieces,
     piece_messages: u64,
     committed: Vec<Committed>,
@@ -82,11 +83,12 @@ impl Batch<'_> {
         self.pieces = Arc::new(pieces);
     }
 
-    fn begin_piece_if_due(&mut self, options: SqliteOptions) -> rusqlite::Result<()> {
+    /// Begins a piece if the current one is full, or old by the time of the latest key.
+    pub fn begin_piece_if_due(&mut self) -> rusqlite::Result<()> {
         let current = self.current_piece();
         let age = time_of_key(self.minter.last()).since(time_of_key(current.first_key));
-        let full = self.piece_messages >= options.piece_messages_max;
-        let aged = age >= options.piece_age_max && self.piece_messages > 0;
+        let full = self.piece_messages >= self.options.piece_messages_max;
+        let aged = age >= self.options.piece_age_max && self.piece_messages > 0;
         if !full && !aged {
             return Ok(());
         }
@@ -282,13 +284,14 @@ impl State {
         let mut batch = Batch {
             transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
             minter: &self.shared.minter,
+            options: self.options,
             pieces: self.shared.pieces(),
             piece_messages: self.piece_messages,
             committed: Vec::new(),
             handed: Vec::new(),
             landed: Vec::new(),
         };
-        batch.begin_piece_if_due(self.options)?;
+        batch.begin_piece_if_due()?;
         for job in jobs {
             job.run(&mut batch)?;
         }
