@@ -57,7 +57,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     Ok(())
 }
 
-fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptRecord) -> rusqlite::Result<()> {
+fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &AttemptRecord) -> rusqlite::Result<()> {
     let id = settlement.id;
     // The message's piece may have been dropped while it was on its way; then its history is gone with it.
     let Some(piece) = batch.piece_of(id.message.raw()) else { return Ok(()) };
@@ -69,6 +69,7 @@ fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptR
         Next::Dead(reason) => Some(death_code(reason)),
         Next::Delivered | Next::Retry { .. } | Next::Nothing | Next::Postponed { .. } => None,
     };
+    let key = batch.mint_attempt(settlement.at);
     let mut insert = piece.prepare(
         &batch.transaction,
         "INSERT INTO attempt_{n} VALUES
@@ -76,7 +77,7 @@ fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptR
     )?;
     insert.execute(rusqlite::params![
         id.message.raw(),
-        batch.minter.mint(settlement.at),
+        key,
         id.endpoint.raw(),
         class_code(attempt.class),
         rule_code(attempt.rule),

@@ -10,6 +10,7 @@ use super::{
     schema,
 };
 use crate::{Committed, StoreError};
+use postrider_engine::Timestamp;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
     collections::BTreeMap,
@@ -47,6 +48,8 @@ pub struct Batch<'c> {
     handed: Vec<(i64, usize)>,
     /// One entry for each hand-off that got a row.
     landed: Vec<i64>,
+    /// An attempt got a key.
+    attempted: bool,
 }
 
 impl Batch<'_> {
@@ -77,6 +80,13 @@ impl Batch<'_> {
     /// One of the message's hand-offs now has a row.
     pub fn land(&mut self, message: i64) {
         self.landed.push(message);
+    }
+
+    /// A key for an attempt. At the next start it is known only from the note that the commit takes of it: unlike
+    /// those of messages, keys of attempts cannot be looked up in order.
+    pub fn mint_attempt(&mut self, at: Timestamp) -> i64 {
+        self.attempted = true;
+        self.minter.mint(at)
     }
 
     pub fn replace_pieces(&mut self, pieces: Vec<Piece>) {
@@ -290,6 +300,7 @@ impl State {
             committed: Vec::new(),
             handed: Vec::new(),
             landed: Vec::new(),
+            attempted: false,
         };
         batch.begin_piece_if_due()?;
         for job in jobs {
@@ -297,6 +308,8 @@ impl State {
         }
         if let Some(watermark) = watermark {
             note(&batch.transaction, WATERMARK, watermark)?;
+        }
+        if batch.attempted {
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
         let Batch { transaction, pieces, piece_messages, committed, handed, landed, .. } = batch;
