@@ -4,6 +4,8 @@
 //! commit lives behind it: callers just wait for their own answer, and whoever waits together is written
 //! together.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod records;
 pub mod sqlite;
 mod store;

@@ -16,6 +16,8 @@ mod schema;
 mod settings;
 mod settle;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod tidy;
 mod writer;
 
