@@ -2,12 +2,15 @@
 //!
 //! Each behaviour is a function over a [`Harness`], which is all that a new store has to bring: how to open one,
 //! how to stop it, and how to let it die. [`conformance!`](crate::conformance) turns all of them into tests.
+//! Beside the single behaviours, `sequences` runs random work against a store and a model of plain maps.
 
 pub mod accept;
 pub mod deliveries;
 pub mod fixtures;
 pub mod history;
+pub mod model;
 pub mod reopening;
+pub mod sequences;
 pub mod settings;
 pub mod tasks;
 pub mod tidy;
@@ -40,7 +43,7 @@ pub enum Grain {
     Fine,
 }
 
-/// Makes a `#[tokio::test]` of every behaviour, for one [`Harness`].
+/// Makes a `#[tokio::test]` of every behaviour, for one [`Harness`]. The crate that calls it needs tokio itself.
 #[macro_export]
 macro_rules! conformance {
     ($harness:ty) => {
@@ -142,6 +145,11 @@ macro_rules! conformance {
                 a_late_settlement_of_a_forgotten_message_leaves_no_trace
                 answers_are_forgotten_after_their_time
             }
+        }
+
+        #[test]
+        fn random_sequences_agree_with_the_model() {
+            $crate::conformance::sequences::agree_with_the_model::<$harness>();
         }
     };
     (@rooms $harness:ty; $($room:ident { $($behaviour:ident)+ })+) => {
