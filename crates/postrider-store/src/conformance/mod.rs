@@ -88,6 +88,7 @@ macro_rules! conformance {
                 deliveries_come_back_from_every_piece
                 retries_keep_their_time_across_a_crash
                 a_second_crash_finds_the_same_deliveries
+                many_callers_at_once_lose_nothing
                 keys_grow_even_when_the_clock_goes_back
                 keys_of_attempts_grow_across_a_crash_with_the_clock_set_back
                 notes_are_kept_and_replaced
@@ -140,6 +141,7 @@ macro_rules! conformance {
             tidy {
                 a_payload_expires_at_its_time
                 history_is_forgotten_when_it_is_old_enough
+                forgetting_goes_on_after_a_crash
                 an_idle_store_forgets_too
                 what_is_forgotten_frees_its_names
                 a_late_settlement_of_a_forgotten_message_leaves_no_trace

@@ -98,6 +98,41 @@ pub async fn a_second_crash_finds_the_same_deliveries<H: Harness>() {
     assert_eq!(all_waiting(stage.store()).await, [second]);
 }
 
+/// Whoever waits together is written together; each gets its own answer all the same.
+pub async fn many_callers_at_once_lose_nothing<H: Harness>() {
+    let stage = Stage::<H>::set_with(Grain::Fine, 2).await;
+    let work = async |arrives: bool| {
+        let mut settled = 0;
+        for round in 0..12 {
+            let id = stage.first(stage.accept(at(round)).await);
+            if round % 3 == 0 {
+                let now = at(round);
+                stage.settle(if arrives { delivered(id, now) } else { failed(id, now, at(DAY)) }).await;
+                settled += 1;
+            }
+        }
+        settled
+    };
+    let mut committed = stage.store().committed();
+    let (a, b, c, d, e, f) = tokio::join!(work(true), work(true), work(false), work(true), work(false), work(true));
+    let delivered = a + b + d + f;
+    assert_eq!((delivered, c + e), (16, 8));
+
+    let mut announced = Vec::new();
+    while let Ok(news) = committed.try_recv() {
+        announced.extend(news.into_iter().filter_map(|committed| match committed {
+            Committed::Message { letter, .. } => Some(letter.message),
+            Committed::Waiting { .. } | Committed::Settings { .. } => None,
+        }));
+    }
+    assert_eq!(announced, all_messages(stage.store(), stage.app).await, "all of them, in the order of commit");
+    let stage = stage.crash(at(HOUR)).await;
+    let [first, second] = stage.endpoints[..] else { unreachable!("two were asked for") };
+    let expected = Stats { success: 16, sending: 8, pending: 48, ..Stats::default() };
+    assert_eq!(stats(stage.store(), first).await, expected);
+    assert_eq!(stats(stage.store(), second).await, Stats { pending: 72, ..Stats::default() });
+}
+
 pub async fn keys_grow_even_when_the_clock_goes_back<H: Harness>() {
     let mut stage = Stage::<H>::set_with(Grain::Fine, 1).await;
     let mut last = MessageKey::new(0);

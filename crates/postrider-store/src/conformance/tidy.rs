@@ -71,6 +71,28 @@ pub async fn history_is_forgotten_when_it_is_old_enough<H: Harness>() {
     assert!(!stage.store().tidy(now, KEEP).await.unwrap(), "it ends");
 }
 
+pub async fn forgetting_goes_on_after_a_crash<H: Harness>() {
+    let mut stage = Stage::<H>::set_with(Grain::Fine, 1).await;
+    let mut newest = Vec::new();
+    for day in 0..6 {
+        newest = stage.accept_many(4, at(day * DAY)).await;
+        for message in &newest {
+            stage.settle(refused(stage.first(*message), at(day * DAY))).await;
+        }
+    }
+    let now = at(20 * DAY);
+    while stage.store().tidy(now, KEEP).await.unwrap() {
+        let known = all_messages(stage.store(), stage.app).await;
+        stage = stage.crash(now).await;
+        assert_eq!(all_messages(stage.store(), stage.app).await, known, "what is forgotten does not come back");
+        assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: known.len() as u64 });
+    }
+    let left = all_messages(stage.store(), stage.app).await;
+    assert!(newest.ends_with(&left), "all that is old, but for the last piece: {left:?}");
+    let new = stage.accept(now).await;
+    assert_eq!(all_messages(stage.store(), stage.app).await.last(), Some(&new));
+}
+
 pub async fn an_idle_store_forgets_too<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let messages = stage.accept_many(3, START).await;

@@ -69,16 +69,23 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
-/// How history is cut into pieces: a new one is begun after so many messages, or so much time, whichever comes first.
+/// What suits most, and what tests want smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqliteOptions {
+    /// A new piece of history is begun after so many messages, or so much time, whichever comes first.
     pub piece_messages_max: u64,
     pub piece_age_max: Duration,
+    /// How stale the noted watermark may get. After a crash, what came since is looked through once.
+    pub note_every: Duration,
 }
 
 impl Default for SqliteOptions {
     fn default() -> Self {
-        Self { piece_messages_max: 500_000, piece_age_max: Duration::from_hours(24) }
+        Self {
+            piece_messages_max: 500_000,
+            piece_age_max: Duration::from_hours(24),
+            note_every: Duration::from_millis(500),
+        }
     }
 }
 

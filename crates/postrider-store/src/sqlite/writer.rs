@@ -30,9 +30,6 @@ const BATCH_JOBS_MAX: usize = 4_096;
 /// processor time for less than a millisecond of waiting.
 const COMMIT_GAP: Duration = Duration::from_micros(1_000);
 
-/// How stale the noted watermark may get. After a crash, what came since is looked through once.
-const NOTE_EVERY: Duration = Duration::from_millis(500);
-
 pub const WATERMARK: &str = "settled_through";
 pub const MINTED: &str = "minted_through";
 
@@ -329,7 +326,7 @@ impl State {
     fn watermark_to_note(&self) -> Option<i64> {
         let watermark = self.watermark();
         let news = watermark > 0 && self.noted != Some(watermark);
-        (news && self.noted_at.elapsed() >= NOTE_EVERY).then_some(watermark)
+        (news && self.noted_at.elapsed() >= self.options.note_every).then_some(watermark)
     }
 
     fn note_watermark_now(&self) -> rusqlite::Result<()> {
