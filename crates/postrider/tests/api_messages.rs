@@ -413,7 +413,8 @@ async fn a_payload_with_its_own_time_to_live_is_kept_that_long() {
     let (bench, app) = Bench::with_application().await;
     let (id, key) = bench.message(r#"{"eventType":"a","payload":{"x":1},"payloadRetentionHours":1}"#).await;
     let later = |hours| Timestamp::from_millis(clock::now().as_millis()).plus(Duration::from_hours(hours));
-    let retention = postrider_store::Retention { history: Duration::from_hours(1000), idempotency: Duration::from_hours(24) };
+    let retention =
+        postrider_store::Retention { history: Duration::from_hours(1000), idempotency: Duration::from_hours(24) };
     while bench.api.store.tidy(later(2), retention).await.expect("tidied") {}
     assert_eq!(bench.get(&format!("acme/msg/{id}")).await.1["payload"], json!({"expired": true}));
     assert!(bench.api.store.message(app, postrider_store::By::Key(key)).await.expect("read").is_some());

@@ -72,11 +72,9 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
         let key = accept(stage.store(), NewMessage { content, ..stage.message(START) }).await;
         stage.store().spill(vec![stage.first(key)], at(millis)).await.unwrap();
     }
-    let mut loads = 0;
     let mut loaded = 0;
     loop {
         let found = stage.store().load(stage.endpoints[0], at(DAY), 100).await.unwrap();
-        loads += 1;
         assert!(!found.deliveries.is_empty(), "a load brings something");
         for delivery in found.deliveries {
             loaded += 1;
@@ -87,7 +85,6 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
         }
     }
     assert_eq!(loaded, 12);
-    assert!(loads <= 12);
 }
 
 pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {

@@ -284,13 +284,37 @@ pub async fn attempts_of(store: &dyn Store, message: MessageKey) -> Vec<Attempt>
     store.attempts(of, AttemptFilter::default(), whole()).await.expect("attempts are listed")
 }
 
+/// Far more steps than anything here takes: work that does not end is to fail, not to hang.
+pub const STEPS_MAX: usize = 1_000;
+
 /// Tidies until there is nothing left to do.
 pub async fn tidy_up(store: &dyn Store, now: Timestamp, retention: Retention) {
-    while store.tidy(now, retention).await.expect("tidying works") {}
+    for _ in 0..STEPS_MAX {
+        if !store.tidy(now, retention).await.expect("tidying works") {
+            return;
+        }
+    }
+    panic!("tidying does not end");
 }
 
 pub async fn bury_all(store: &dyn Store, now: Timestamp) {
-    while store.bury(now).await.expect("burying works") {}
+    for _ in 0..STEPS_MAX {
+        if !store.bury(now).await.expect("burying works") {
+            return;
+        }
+    }
+    panic!("burying does not end");
+}
+
+/// Advances a task until it is finished.
+pub async fn finish_task(store: &dyn Store, task: TaskKey, now: Timestamp) -> Task {
+    for _ in 0..STEPS_MAX {
+        let stands = store.advance_task(task, now).await.expect("a task advances").expect("it exists");
+        if stands.status == TaskStatus::Finished {
+            return stands;
+        }
+    }
+    panic!("the task does not end");
 }
 
 /// Checks a paged list against all of it: forwards and back, both orders, several sizes of page.

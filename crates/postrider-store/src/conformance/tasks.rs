@@ -18,16 +18,7 @@ fn recovery<H: Harness>(stage: &Stage<H>, endpoint: EndpointKey, since: Timestam
 
 async fn run<H: Harness>(stage: &Stage<H>, task: &Task, now: Timestamp) -> Task {
     stage.store().start_task(task.clone(), None).await.expect("a task is started");
-    finish(stage, task.key, now).await
-}
-
-async fn finish<H: Harness>(stage: &Stage<H>, task: TaskKey, now: Timestamp) -> Task {
-    loop {
-        let stands = stage.store().advance_task(task, now).await.expect("a task advances").expect("it exists");
-        if stands.status == TaskStatus::Finished {
-            return stands;
-        }
-    }
+    finish_task(stage.store(), task.key, now).await
 }
 
 async fn dead_letters<H: Harness>(stage: &Stage<H>, count: usize, accepted: Timestamp) -> Vec<DeliveryId> {
@@ -74,7 +65,7 @@ pub async fn a_recovery_goes_on_after_a_restart<H: Harness>() {
     assert_eq!(stage.store().task(task.key).await.unwrap(), Some(half.clone()));
     stage.store().advance_task(task.key, at(DAY)).await.unwrap();
     let stage = stage.reopen(at(DAY)).await;
-    let done = finish(&stage, task.key, at(DAY)).await;
+    let done = finish_task(stage.store(), task.key, at(DAY)).await;
     assert_eq!(done.recovered, 900, "each once");
     assert_eq!(all_waiting(stage.store()).await, dead);
     assert_eq!(stage.store().unfinished_tasks().await.unwrap(), []);
