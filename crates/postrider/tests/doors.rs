@@ -1,0 +1,172 @@
+//! Holds the doors between the rooms shut, by reading what manifests and sources ask for.
+//!
+//! The compiler lets any module of a crate call any other, and a dependency is one line away. What is
+//! written in ARCHITECTURE.md about who may know whom stays true only if something reads along.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+#[test]
+fn only_the_store_speaks_to_a_database() {
+    for folder in files_in(&crates()).iter().filter(|folder| !folder.ends_with("postrider-store")) {
+        for driver in ["rusqlite", "libsqlite3-sys", "tokio-postgres", "postgres", "sqlx", "diesel"] {
+            assert!(
+                !listed(folder, "dependencies]").contains(driver),
+                "{} depends on {driver}: whatever is stored goes through the verbs of `postrider_store::Store`, so that \
+                 a second store can take the place of the first",
+                folder.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_engine_touches_nothing() {
+    let engine = crates().join("postrider-engine");
+    let (all, for_tests) = (listed(&engine, "dependencies]"), listed(&engine, "[dev-dependencies]"));
+    assert_eq!(
+        all.difference(&for_tests).collect::<Vec<_>>(),
+        ["httpdate", "rand"],
+        "the engine decides and does nothing else: a new dependency must do no IO, and then be named here"
+    );
+    for (path, code) in sources(&engine.join("src")) {
+        for touch in [
+            "std::fs",
+            "std::net",
+            "std::thread",
+            "std::process",
+            "std::env",
+            "tokio",
+            "async ",
+            ".await",
+            "SystemTime::now",
+            "Instant",
+            "SysRng",
+        ] {
+            assert!(
+                !code.contains(touch),
+                "{} has `{touch}`: time, chance and what happened are handed to the engine, so that every decision \
+                 can be made again in a test",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn only_the_clock_reads_the_time() {
+    for name in ["postrider", "postrider-engine", "postrider-signature", "postrider-store"] {
+        for (path, code) in sources(&crates().join(name).join("src")) {
+            for clock in ["SystemTime::now", "Timestamp::now", "Zoned::now"] {
+                assert!(
+                    !code.contains(clock) || path.ends_with("postrider/src/clock.rs"),
+                    "{} calls {clock}: ask `postrider::clock`, or better be handed the time",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_said_on_the_wire_stays_in_http() {
+    let shell = crates().join("postrider/src");
+    for (path, code) in sources(&shell) {
+        let inside = path.strip_prefix(&shell).expect("it was found there");
+        let room = inside.components().next().and_then(|room| Path::new(room.as_os_str()).file_stem()?.to_str());
+        if matches!(room, Some("http" | "cli" | "serve" | "main")) {
+            continue;
+        }
+        for closed in ["http", "cli"] {
+            assert!(
+                !rooms_entered(&code).contains(closed),
+                "{} enters crate::{closed}: the API and the commands call the rest and are called by none of it, so \
+                 that the wire can change without it (and `dispatch` runs without either)",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_room_is_seen_however_it_is_entered() {
+    for (code, rooms) in [
+        ("use crate::http::Api;", &["http"][..]),
+        ("use crate::{\n    clock,\n    http::{self, auth::{A, B}},\n};", &["clock", "http"]),
+        ("let api = crate::http::router(api);", &["http"]),
+        ("use super::{delivery, http};", &["delivery", "http"]),
+        ("use http::{HeaderMap, header};", &[]),
+    ] {
+        assert_eq!(rooms_entered(code), rooms.iter().map(|room| (*room).to_owned()).collect(), "{code}");
+    }
+}
+
+/// The modules that `code` names by way of `crate::` or `super::`.
+fn rooms_entered(code: &str) -> BTreeSet<String> {
+    let code: String = code.split_whitespace().collect();
+    let is_name = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let mut rooms = BTreeSet::new();
+    for path in code.split("crate::").skip(1).chain(code.split("super::").skip(1)) {
+        // In braces every name at their own depth is a room; without, only the first one.
+        let mut depth = 0;
+        let mut room = String::new();
+        for letter in path.chars() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => drop(rooms.insert(std::mem::take(&mut room))),
+                letter if depth <= 1 => room.push(letter),
+                _ => {}
+            }
+            if depth == 0 && !is_name(letter) {
+                break;
+            }
+        }
+        rooms.insert(room);
+    }
+    let names = rooms.into_iter().map(|path| path.chars().take_while(|letter| is_name(*letter)).collect());
+    names.filter(|room: &String| !room.is_empty()).collect()
+}
+
+/// The names in those sections of a crate's manifest whose headings end so.
+fn listed(folder: &Path, heading: &str) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("every crate has a manifest");
+    let mut inside = false;
+    let mut names = BTreeSet::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line.ends_with(heading);
+        } else if let Some(name) = line.split(['.', '=', ' ']).next().filter(|name| inside && !name.is_empty()) {
+            names.insert(name.to_owned());
+        }
+    }
+    assert!(!names.is_empty(), "{} lists nothing under {heading}: is it read rightly?", folder.display());
+    names
+}
+
+/// Every source file below `folder`, without its comments.
+fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for path in files_in(folder) {
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("sources are text");
+            let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+            found.push((path, code.join("\n")));
+        }
+    }
+    found
+}
+
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    entries.map(|entry| entry.expect("it can be listed").path()).collect()
+}
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates lie side by side").to_owned()
+}
