@@ -3,16 +3,14 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+pub mod api;
 pub mod receiver;
 pub mod server;
 
-use std::{
-    future::Future,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Asks again until there is an answer. What never comes fails the test, with a word on what was awaited.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(awaited: &str, mut ask: impl FnMut() -> F) -> T {
+pub async fn eventually<T>(awaited: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(answer) = ask().await {

@@ -50,18 +50,31 @@ impl Server {
         self.launch().unwrap_or_else(|early| panic!("{early}"))
     }
 
+    /// Starts it and kills it so much later, ready or not.
+    pub fn start_and_kill(&mut self, after: Duration) {
+        assert!(self.child.is_none(), "the server still runs");
+        self.spawn();
+        thread::sleep(after);
+        self.kill();
+    }
+
     /// Asks it to stop, and waits until it has.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");
-        let mut child = self.child.take().expect("it was just asked to stop");
+        self.wait_for_end(STOP_TIME_MAX)
+    }
+
+    /// For one that was asked to stop.
+    pub fn wait_for_end(&mut self, within: Duration) -> ExitStatus {
+        let mut child = self.child.take().expect("the server runs");
         let asked = Instant::now();
         loop {
             if let Some(status) = child.try_wait().expect("a child of ours") {
                 return status;
             }
-            if asked.elapsed() > STOP_TIME_MAX {
+            if asked.elapsed() > within {
                 end_now(&mut child);
-                panic!("the server did not stop within {STOP_TIME_MAX:?}; its log says:\n{}", self.log());
+                panic!("the server did not stop within {within:?}; its log says:\n{}", self.log());
             }
             thread::sleep(POLL);
         }
@@ -122,9 +135,8 @@ impl Server {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    fn launch(&mut self) -> Result<Duration, String> {
+    fn spawn(&mut self) -> &mut Child {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log for the server");
-        let start = Instant::now();
         let child = Command::new(BINARY)
             .args(["serve", "--allow-subnet", "127.0.0.0/8", "--listen", &self.address.to_string(), "--data"])
             .arg(self.data())
@@ -136,8 +148,14 @@ impl Server {
             .stderr(log)
             .spawn()
             .expect("the binary runs");
-        let child = self.child.insert(child);
-        while !is_healthy(self.address) {
+        self.child.insert(child)
+    }
+
+    fn launch(&mut self) -> Result<Duration, String> {
+        let start = Instant::now();
+        let address = self.address;
+        let child = self.spawn();
+        while !is_healthy(address) {
             if let Some(status) = child.try_wait().expect("a child of ours") {
                 self.child = None;
                 return Err(format!(
