@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     process::ExitStatus,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -43,10 +43,10 @@ pub struct Drill {
 
 impl Drill {
     /// Everything is drawn from the seed but what the machine decides.
-    pub fn start(seed: u64) -> Self {
+    pub fn start(seed: u64, flags: &[&str]) -> Self {
         let receiver = Receiver::start();
         let began = Instant::now();
-        let server = Server::start();
+        let server = Server::start_with(flags);
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&server, &receiver));
         let book = Arc::<Book>::default();
@@ -79,15 +79,31 @@ impl Drill {
         self.server.start_again()
     }
 
-    pub fn start_and_kill(&mut self, after: Duration) {
-        let began = Instant::now();
-        self.server.start_and_kill(after);
-        let at = Instant::now();
-        self.runs.push(Run { began, end: Some(End::Killed { at }) });
+    /// Does not wait until it is ready.
+    pub fn begin_again(&mut self) {
+        self.runs.push(Run { began: Instant::now(), end: None });
+        self.server.begin_again();
     }
 
     pub fn note_end(&mut self, end: End) {
         self.runs.last_mut().expect("it was started").end = Some(end);
+    }
+
+    /// Makes an endpoint take requests and not answer, until `release`, and waits for the first of them.
+    pub fn hold(&self, path: &str) {
+        self.receiver.always(path, Answer::Hang);
+        let is_open = async || self.receiver.arrivals_at(path).iter().any(|it| it.closed.is_none()).then_some(());
+        self.runtime.block_on(eventually(&format!("a request that hangs at {path}"), is_open));
+    }
+
+    pub fn release(&self, path: &str) {
+        self.receiver.always(path, Answer::Status(204));
+    }
+
+    /// Waits until the server says that it does what it was asked to.
+    pub fn wait_for_word(&self, word: &str) {
+        let is_said = async || self.server.log().contains(word).then_some(());
+        self.runtime.block_on(eventually(&format!("the word `{word}` in the log"), is_said));
     }
 
     pub fn accepted(&self) -> usize {

@@ -32,9 +32,7 @@ impl Server {
 
     /// `flags` go to `postrider serve` besides those for the place, the port and the subnet.
     pub fn start_with(flags: &[&str]) -> Self {
-        let home = tempfile::tempdir().expect("a folder for the server");
-        let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-        let mut server = Self { child: None, home, flags, address: free_address(), token: String::new() };
+        let mut server = Self::not_started(flags);
         while let Err(early) = server.launch() {
             assert!(server.log().contains(PORT_TAKEN), "{early}");
             fs::remove_file(server.log_path()).expect("the log of a server that ended");
@@ -44,18 +42,23 @@ impl Server {
         server
     }
 
+    /// A place for a server. It has no token until `start_with` made one, or the test does.
+    pub fn not_started(flags: &[&str]) -> Self {
+        let home = tempfile::tempdir().expect("a folder for the server");
+        let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+        Self { child: None, home, flags, address: free_address(), token: String::new() }
+    }
+
     /// After `stop` or `kill`: on the same port and the same data. Says how long it took until it was ready.
     pub fn start_again(&mut self) -> Duration {
         assert!(self.child.is_none(), "the server still runs");
         self.launch().unwrap_or_else(|early| panic!("{early}"))
     }
 
-    /// Starts it and kills it so much later, ready or not.
-    pub fn start_and_kill(&mut self, after: Duration) {
+    /// The same, but does not wait until it is ready.
+    pub fn begin_again(&mut self) {
         assert!(self.child.is_none(), "the server still runs");
         self.spawn();
-        thread::sleep(after);
-        self.kill();
     }
 
     /// Asks it to stop, and waits until it has.
