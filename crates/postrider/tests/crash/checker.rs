@@ -337,3 +337,123 @@ impl<'a> Checker<'a> {
 }
 
 const DELIVERED: u8 = 0;
+
+/// A checker that finds nothing has to show that it could have.
+mod tests {
+    use super::*;
+
+    /// Two events at three endpoints; one delivery was under way at a kill, and one was tried twice as it had to be.
+    fn clean() -> Logs {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let endpoint =
+            |path: &str, app, refuses_first| Endpoint { app, path: path.into(), event_type: None, refuses_first };
+        let event = |number: usize, app| Event {
+            app,
+            event_type: "a.b",
+            payload: format!("{{\"event\": {number}}}").into(),
+            offers: 1,
+            accepted: Some(Receipt { message: Some(format!("msg_{number}")) }),
+        };
+        let events = vec![event(0, 0), event(1, 1)];
+        let arrival = |path: &str, number: usize, attempt, millis, run| Arrival {
+            path: path.into(),
+            message: format!("msg_{number}"),
+            attempt,
+            body: events[number].payload.clone(),
+            at: at(millis),
+            run,
+        };
+        let message = |number: usize, event: &Event| Message {
+            id: format!("msg_{number}"),
+            app: event.app,
+            event_type: event.event_type.into(),
+            payload: event.payload.clone(),
+        };
+        let of = |path: &str, number: usize| (path.to_owned(), format!("msg_{number}"));
+        let delivered = |(path, message)| (path, message, DELIVERED);
+        let attempt = |(path, message), number, status| (path, message, number, status);
+        Logs {
+            endpoints: vec![endpoint("/a", 0, false), endpoint("/b", 0, false), endpoint("/once", 1, true)],
+            arrivals: vec![
+                arrival("/a", 0, 1, 10_000, 0),
+                arrival("/b", 0, 1, 10_000, 0),
+                arrival("/b", 0, 1, 11_000, 1),
+                arrival("/once", 1, 1, 10_000, 0),
+                arrival("/once", 1, 2, 13_000, 1),
+            ],
+            view: View {
+                messages: events.iter().enumerate().map(|(number, event)| message(number, event)).collect(),
+                deliveries: [of("/a", 0), of("/b", 0), of("/once", 1)].map(delivered).to_vec(),
+                attempts: vec![
+                    attempt(of("/a", 0), 1, 204),
+                    attempt(of("/b", 0), 1, 204),
+                    attempt(of("/once", 1), 1, 503),
+                    attempt(of("/once", 1), 2, 204),
+                ],
+            },
+            sightings: vec![Sighting { path: "/a".into(), message: "msg_0".into(), at: at(10_100) }],
+            runs: vec![
+                Run { began: start, end: Some(End::Killed { at: at(10_500) }) },
+                Run { began: at(10_600), end: None },
+            ],
+            events,
+        }
+    }
+
+    #[test]
+    fn what_went_well_is_not_held_against_the_server() {
+        let summary = Summary { messages: 2, deliveries: 3, repeated_offers: 0, repeats: 1, repeats_of_a_lane_max: 1 };
+        assert_eq!(check(&clean()), Ok(summary));
+    }
+
+    #[test]
+    fn every_breach_is_seen() {
+        let breaches: [(&str, fn(&mut Logs)); 17] = [
+            ("I1, an accepted", |logs| drop(logs.view.messages.remove(0))),
+            ("I1, the event", |logs| logs.events[0].accepted = Some(Receipt { message: Some("msg_9".into()) })),
+            ("I5, a message", |logs| drop(logs.events.remove(0))),
+            ("I5, an id", |logs| logs.view.messages[1].id = "msg_0".into()),
+            ("I5, an arrival without", |logs| logs.arrivals[0].message = "msg_9".into()),
+            ("I5, an arrival where", |logs| logs.endpoints[0].app = 1),
+            ("I6", |logs| logs.arrivals[0].body = "{\"event\":0}".into()),
+            ("I26", |logs| {
+                let again = Message { id: "msg_2".into(), ..logs.view.messages[0].clone() };
+                logs.view.messages.push(again);
+            }),
+            ("I2", |logs| logs.view.deliveries.push(logs.view.deliveries[0].clone())),
+            ("I3", |logs| drop(logs.arrivals.pop())),
+            ("I8", |logs| drop(logs.view.deliveries.pop())),
+            ("I29", |logs| logs.view.deliveries[0].2 = 1),
+            ("I9, the attempts", |logs| logs.view.attempts.push(logs.view.attempts[0].clone())),
+            ("I9, sent twice", |logs| logs.runs[0].end = Some(End::Stopped)),
+            ("I9, sent twice", |logs| logs.arrivals[1].at -= Duration::from_secs(3)),
+            ("I12", |logs| logs.arrivals[4].at -= Duration::from_secs(1)),
+            ("I17", |logs| logs.sightings[0].path = "/b".into()),
+        ];
+        for (rule, breach) in breaches {
+            let mut logs = clean();
+            breach(&mut logs);
+            let found = check(&logs).expect_err(rule);
+            assert!(found.iter().any(|violation| violation.starts_with(rule)), "{rule}: {found:#?}");
+        }
+    }
+
+    #[test]
+    fn a_kill_explains_only_so_many_repeats() {
+        let mut logs = clean();
+        for number in 2..=UNSETTLED_MAX {
+            for earlier in [1, 2] {
+                let message = format!("msg_{number}");
+                logs.arrivals.push(Arrival { message, ..logs.arrivals[earlier].clone() });
+            }
+        }
+        let found = check(&logs).expect_err("messages that nobody knows");
+        assert!(!found.iter().any(|violation| violation.contains(" repeats at ")), "{found:#?}");
+        for earlier in [1, 2] {
+            logs.arrivals.push(Arrival { message: "msg_999".into(), ..logs.arrivals[earlier].clone() });
+        }
+        let found = check(&logs).expect_err("one repeat too many");
+        assert!(found.iter().any(|violation| violation.starts_with("I9, 65 repeats at /b")), "{found:#?}");
+    }
+}
