@@ -62,6 +62,11 @@ pub enum Answer {
         body: Bytes,
     },
     After(Duration, Box<Answer>),
+    /// The one to a delivery's first try, the other to all that follow.
+    ByTry {
+        first: Box<Answer>,
+        later: Box<Answer>,
+    },
     /// Takes the request and says nothing, until the sender gives up.
     Hang,
     /// Takes the request and breaks the connection with a TCP reset.
@@ -71,6 +76,10 @@ pub enum Answer {
 impl Answer {
     pub fn after(self, delay: Duration) -> Self {
         Self::After(delay, Box::new(self))
+    }
+
+    pub fn on_first_try_else(self, later: Answer) -> Self {
+        Self::ByTry { first: Box::new(self), later: Box::new(later) }
     }
 }
 
@@ -218,6 +227,7 @@ async fn answer(
     let (Parts { method, uri, headers, .. }, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let is_first = headers.get("webhook-attempt").is_none_or(|number| number == "1");
     let arrival = Arrival { connection, path, method, headers, body, opened, closed: None };
     let (index, mut answer) = shared.note(arrival);
     let _open = Open { shared, index };
@@ -236,6 +246,7 @@ async fn answer(
                 tokio::time::sleep(delay).await;
                 *then
             }
+            Answer::ByTry { first, later } => *if is_first { first } else { later },
             Answer::Hang => std::future::pending().await,
             Answer::Reset => {
                 socket.set_linger(Some(Duration::ZERO))?;

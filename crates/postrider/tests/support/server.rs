@@ -32,9 +32,7 @@ impl Server {
 
     /// `flags` go to `postrider serve` besides those for the place, the port and the subnet.
     pub fn start_with(flags: &[&str]) -> Self {
-        let home = tempfile::tempdir().expect("a folder for the server");
-        let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-        let mut server = Self { child: None, home, flags, address: free_address(), token: String::new() };
+        let mut server = Self::not_started(flags);
         while let Err(early) = server.launch() {
             assert!(server.log().contains(PORT_TAKEN), "{early}");
             fs::remove_file(server.log_path()).expect("the log of a server that ended");
@@ -44,24 +42,42 @@ impl Server {
         server
     }
 
+    /// A place for a server. It has no token until `start_with` made one, or the test does.
+    pub fn not_started(flags: &[&str]) -> Self {
+        let home = tempfile::tempdir().expect("a folder for the server");
+        let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+        Self { child: None, home, flags, address: free_address(), token: String::new() }
+    }
+
     /// After `stop` or `kill`: on the same port and the same data. Says how long it took until it was ready.
     pub fn start_again(&mut self) -> Duration {
         assert!(self.child.is_none(), "the server still runs");
         self.launch().unwrap_or_else(|early| panic!("{early}"))
     }
 
+    /// The same, but does not wait until it is ready.
+    pub fn begin_again(&mut self) {
+        assert!(self.child.is_none(), "the server still runs");
+        self.spawn();
+    }
+
     /// Asks it to stop, and waits until it has.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");
-        let mut child = self.child.take().expect("it was just asked to stop");
+        self.wait_for_end(STOP_TIME_MAX)
+    }
+
+    /// For one that was asked to stop.
+    pub fn wait_for_end(&mut self, within: Duration) -> ExitStatus {
+        let mut child = self.child.take().expect("the server runs");
         let asked = Instant::now();
         loop {
             if let Some(status) = child.try_wait().expect("a child of ours") {
                 return status;
             }
-            if asked.elapsed() > STOP_TIME_MAX {
+            if asked.elapsed() > within {
                 end_now(&mut child);
-                panic!("the server did not stop within {STOP_TIME_MAX:?}; its log says:\n{}", self.log());
+                panic!("the server did not stop within {within:?}; its log says:\n{}", self.log());
             }
             thread::sleep(POLL);
         }
@@ -130,9 +146,8 @@ impl Server {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    fn launch(&mut self) -> Result<Duration, String> {
+    fn spawn(&mut self) -> &mut Child {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log for the server");
-        let start = Instant::now();
         let child = Command::new(BINARY)
             .args(["serve", "--allow-subnet", "127.0.0.0/8", "--listen", &self.address.to_string(), "--data"])
             .arg(self.data())
@@ -144,8 +159,14 @@ impl Server {
             .stderr(log)
             .spawn()
             .expect("the binary runs");
-        let child = self.child.insert(child);
-        while !is_healthy(self.address) {
+        self.child.insert(child)
+    }
+
+    fn launch(&mut self) -> Result<Duration, String> {
+        let start = Instant::now();
+        let address = self.address;
+        let child = self.spawn();
+        while !is_healthy(address) {
             if let Some(status) = child.try_wait().expect("a child of ours") {
                 self.child = None;
                 return Err(format!(
