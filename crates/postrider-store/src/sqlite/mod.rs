@@ -78,6 +78,8 @@ pub struct SqliteOptions {
     pub piece_age_max: Duration,
     /// How stale the noted watermark may get. After a crash, what came since is looked through once.
     pub note_every: Duration,
+    /// So many keys of requests are remembered before they are filed into their index.
+    pub repeats_recent_max: usize,
 }
 
 impl Default for SqliteOptions {
@@ -86,6 +88,7 @@ impl Default for SqliteOptions {
             piece_messages_max: 500_000,
             piece_age_max: Duration::from_hours(24),
             note_every: Duration::from_millis(500),
+            repeats_recent_max: 16_384,
         }
     }
 }

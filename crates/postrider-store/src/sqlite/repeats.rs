@@ -21,16 +21,14 @@ pub struct Seen {
     pub request: [u8; 16],
 }
 
-/// So many are remembered before they are filed. The more, the fewer pages each slice of them touches.
-const RECENT_MAX: usize = 16_384;
-
 /// So many are filed with one commit.
 const SLICE: usize = 256;
 
 const FILED: &str = "repeats_filed_through";
 
-#[derive(Default)]
 pub struct Repeats {
+    /// So many are remembered before they are filed. The more, the fewer pages each slice of them touches.
+    recent_max: usize,
     recent: HashMap<Key, Seen>,
     /// Sorted by key, and filed from the front.
     filing: Vec<(Key, Seen)>,
@@ -39,7 +37,7 @@ pub struct Repeats {
 
 impl Repeats {
     /// Reads again what was accepted and not filed when the last run ended.
-    pub fn recall(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<Self> {
+    pub fn recall(connection: &Connection, pieces: &[Piece], recent_max: usize) -> rusqlite::Result<Self> {
         let filed = noted(connection, FILED)?.unwrap_or(0);
         let mut recent = HashMap::new();
         for (index, piece) in pieces.iter().enumerate() {
@@ -54,7 +52,7 @@ impl Repeats {
                 recent.insert(key, seen);
             }
         }
-        Ok(Self { recent, ..Self::default() })
+        Ok(Self { recent_max, recent, filing: Vec::new(), filed: 0 })
     }
 
     /// Among those that are not in the index for certain.
@@ -87,7 +85,7 @@ impl Repeats {
         if self.filed == self.filing.len() {
             self.filed = 0;
             self.filing.clear();
-            if self.recent.len() >= RECENT_MAX {
+            if self.recent.len() >= self.recent_max {
                 self.filing.extend(self.recent.drain());
                 self.filing.sort_unstable_by_key(|(key, _)| *key);
             }

@@ -15,9 +15,12 @@ impl Harness for Sqlite {
     async fn fresh(grain: Grain) -> Self {
         let options = match grain {
             Grain::Usual => SqliteOptions::default(),
-            Grain::Fine => {
-                SqliteOptions { piece_messages_max: 3, note_every: Duration::ZERO, ..SqliteOptions::default() }
-            }
+            Grain::Fine => SqliteOptions {
+                piece_messages_max: 3,
+                note_every: Duration::ZERO,
+                repeats_recent_max: 2,
+                ..SqliteOptions::default()
+            },
         };
         let folder = new_folder();
         Self { store: open_with(folder.path(), START, options), folder, options }

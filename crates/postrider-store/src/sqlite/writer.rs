@@ -15,6 +15,7 @@ use postrider_engine::Timestamp;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
     collections::{BTreeMap, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, Sender},
@@ -183,7 +184,7 @@ impl Writer {
         options: SqliteOptions,
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
-        let repeats = Repeats::recall(&connection, &shared.pieces())?;
+        let repeats = Repeats::recall(&connection, &shared.pieces(), options.repeats_recent_max)?;
         let (jobs, queue) = mpsc::channel();
         let state = State {
             connection,
@@ -277,7 +278,10 @@ impl State {
     }
 
     fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), StoreError> {
-        let (pieces, piece_messages, changes) = self.attempt(jobs).map_err(|error| {
+        // A job that panics takes its batch with it, and nothing else.
+        let attempted = catch_unwind(AssertUnwindSafe(|| self.attempt(jobs)));
+        let attempted = attempted.unwrap_or_else(|_| Err(rusqlite::Error::InvalidQuery));
+        let (pieces, piece_messages, changes) = attempted.map_err(|error| {
             tracing::error!(%error, jobs = jobs.len(), "a batch could not be written and was rolled back");
             translate(&error)
         })?;
