@@ -10,7 +10,7 @@ use std::{
     fmt::Debug,
     sync::Mutex,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use support::{
     PATIENCE, eventually,
@@ -303,6 +303,19 @@ async fn a_rotated_secret_goes_on_signing_beside_the_new_one_for_its_grace() {
     verify(arrival, &chosen).expect("the chosen secret signs");
     verify(arrival, &new).expect_err("without grace a secret is worthless at once");
     verify(arrival, &old).expect("the grace that was given before goes on");
+
+    let short = EndpointSecretRotateIn { key: None, grace_period_seconds: Some(1) };
+    let last = rotate(short).await.expect("rotated").key;
+    world.trust("/", &last);
+    let mut sent = 2;
+    eventually("the end of a grace", async || {
+        world.send(&app, "ping", json!({"n": 3})).await;
+        sent += 1;
+        let arrival = &world.arrivals("/", sent).await[sent - 1];
+        verify(arrival, &last).expect("the newest secret signs");
+        verify(arrival, &chosen).is_err().then_some(())
+    })
+    .await;
 
     let weak = EndpointSecretRotateIn { key: Some("whsec_AAAA".to_owned()), grace_period_seconds: None };
     assert_eq!(refused(rotate(weak).await), (422, "body.key".to_owned()));
@@ -735,6 +748,94 @@ async fn a_resend_is_one_more_attempt_whatever_came_before() {
     let later = world.endpoint(&app, "/later").await;
     attempts.resend(app.clone(), sent.id.clone(), later, None).await.expect("resent");
     assert_eq!(world.arrivals("/later", 1).await[0].body, arrivals[0].body);
+}
+
+#[tokio::test]
+async fn a_resend_to_a_disabled_endpoint_waits_for_it() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    let endpoint = world.endpoint(&app, "/").await;
+    let sent = world.send(&app, "ping", json!({"n": 1})).await;
+    world.settled(&app, &sent.id, &endpoint, MessageStatus::Success).await;
+    let switch = async |disabled: bool| {
+        let wanted: EndpointPatch = patch(json!({"disabled": disabled}));
+        world.svix.endpoint().patch(app.clone(), endpoint.clone(), wanted).await.expect("patched");
+    };
+    switch(true).await;
+    world.svix.message_attempt().resend(app.clone(), sent.id, endpoint.clone(), None).await.expect("taken on");
+    // Only a later message to another endpoint can show that this one was passed over.
+    world.endpoint(&app, "/witness").await;
+    world.send(&app, "ping", json!({"n": 2})).await;
+    world.arrivals("/witness", 1).await;
+    world.arrivals("/", 1).await;
+    switch(false).await;
+    world.arrivals("/", 3).await;
+}
+
+#[tokio::test]
+async fn what_is_deleted_gets_nothing_more_and_frees_its_name() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    world.receiver.always("/", busy());
+    let endpoint = world.endpoint_with(&app, "/", |new| new.uid = Some("books".to_owned())).await;
+    let sent = world.send(&app, "ping", json!({"n": 1})).await;
+    world.settled(&app, &sent.id, &endpoint, MessageStatus::Sending).await;
+    world.svix.endpoint().delete(app.clone(), "books".to_owned()).await.expect("deleted");
+    let again = world.endpoint_with(&app, "/again", |new| new.uid = Some("books".to_owned())).await;
+    assert_ne!(again, endpoint);
+    let listed = world.svix.message_attempt().list_attempted_destinations(app.clone(), sent.id.clone(), None).await;
+    assert_eq!(page!(listed, id).ids, Vec::<String>::new(), "what was owed is forgotten with who was owed it");
+    let next = world.send(&app, "ping", json!({"n": 2})).await;
+    world.settled(&app, &next.id, &again, MessageStatus::Success).await;
+    world.arrivals("/", 1).await;
+
+    world.svix.application().delete("shop".to_owned()).await.expect("deleted");
+    let answer =
+        world.svix.message().create("shop".to_owned(), MessageIn::new("ping".to_owned(), json!({})), None).await;
+    assert_eq!(refused(answer), (404, "not_found".to_owned()));
+    assert_eq!(refused(world.svix.message().get(app.clone(), next.id, None).await), (404, "not_found".to_owned()));
+    assert_ne!(world.application("shop").await, app);
+    assert_eq!(world.listed_messages("shop").await, 0, "the new one has nothing of the old");
+}
+
+#[tokio::test]
+async fn a_throttled_endpoint_gets_no_more_than_its_rate() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    world.endpoint_with(&app, "/", |new| new.throttle_rate = Some(2)).await;
+    world.endpoint(&app, "/free").await;
+    for n in 0..6 {
+        world.send(&app, "ping", json!({"n": n})).await;
+    }
+    world.arrivals("/free", 6).await;
+    let opened: Vec<Instant> = world.arrivals("/", 6).await.iter().map(|arrival| arrival.opened).collect();
+    // Two at once and then two a second make two seconds; the rest is for a first one that came late.
+    let took = opened[5] - opened[0];
+    assert!(took >= Duration::from_millis(1_500), "{took:?}");
+}
+
+#[tokio::test]
+async fn repetitions_that_race_make_one_message() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    world.endpoint(&app, "/").await;
+    let racing: Vec<_> = (0..20)
+        .map(|_| {
+            let (svix, app) = (world.svix.clone(), app.clone());
+            tokio::spawn(async move {
+                let wanted = MessageIn::new("ping".to_owned(), json!({"n": 1}));
+                let options = MessageCreateOptions { idempotency_key: Some("once".to_owned()), with_content: None };
+                svix.message().create(app, wanted, Some(options)).await.expect("accepted, now or before").id
+            })
+        })
+        .collect();
+    let mut ids = BTreeSet::new();
+    for one in racing {
+        ids.insert(one.await.expect("no panic"));
+    }
+    assert_eq!(ids.len(), 1);
+    world.arrivals("/", 1).await;
+    assert_eq!(world.listed_messages(&app).await, 1);
 }
 
 #[tokio::test]
