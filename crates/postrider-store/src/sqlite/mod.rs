@@ -42,11 +42,15 @@ use writer::{Shared, Writer};
 const QUEUED_BYTES_MAX: usize = 64 * 1024 * 1024;
 const QUEUED_MESSAGES_MAX: usize = 20_000;
 
+/// For what is found by its key, which the lanes and the ingest wait for.
 const READERS: usize = 2;
+/// For what is searched for, which may take as long as the history is.
+const SEARCHERS: usize = 2;
 
 pub struct SqliteStore {
     writer: Writer,
     readers: Readers,
+    searchers: Readers,
     shared: Arc<Shared>,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
     queued: Queued,
@@ -89,11 +93,13 @@ impl SqliteStore {
 
         let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter });
         let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connections =
-            (0..READERS).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let connections = |count| {
+            (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
+        };
         let (announce, committed) = mpsc::unbounded_channel();
         Ok(Self {
-            readers: Readers::start(connections, &shared)?,
+            readers: Readers::start(connections(READERS)?, &shared)?,
+            searchers: Readers::start(connections(SEARCHERS)?, &shared)?,
             writer: Writer::start(connection, Arc::clone(&shared), announce)?,
             shared,
             committed: Mutex::new(Some(committed)),
@@ -361,7 +367,7 @@ impl Store for SqliteStore {
         filter: MessageFilter,
         page: Page<MessageKey>,
     ) -> Result<Vec<Message>, StoreError> {
-        self.readers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
+        self.searchers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
     }
 
     async fn attempts(
@@ -370,7 +376,7 @@ impl Store for SqliteStore {
         filter: AttemptFilter,
         page: Page<AttemptKey>,
     ) -> Result<Vec<Attempt>, StoreError> {
-        self.readers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
+        self.searchers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
     }
 
     async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError> {
@@ -389,7 +395,7 @@ impl Store for SqliteStore {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
-        self.readers
+        self.searchers
             .run(move |connection, pieces| {
                 history::messages_of_endpoint(connection, pieces, (app, endpoint), &filter, &states, &page)
             })
@@ -397,7 +403,7 @@ impl Store for SqliteStore {
     }
 
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
-        self.readers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
+        self.searchers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
     }
 
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {
@@ -445,7 +451,7 @@ impl Store for SqliteStore {
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {
-        self.readers
+        self.searchers
             .run(|connection, _| {
                 connection.query_row("SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead)", [], |row| {
                     Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? })
@@ -456,6 +462,7 @@ impl Store for SqliteStore {
 
     async fn close(&self) {
         self.readers.close();
+        self.searchers.close();
         self.writer.close();
     }
 }
@@ -479,4 +486,32 @@ fn from_json<T: DeserializeOwned>(text: &str) -> rusqlite::Result<T> {
 
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn however_many_search_the_lanes_are_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(SqliteStore::open(folder.path(), Timestamp::from_millis(1)).unwrap());
+        let searches: Vec<_> = (0..2 * SEARCHERS)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                let (release, released) = mpsc::channel::<()>();
+                let search = async move { store.searchers.run(move |_, _| Ok(released.recv().is_err())).await };
+                (release, tokio::spawn(search))
+            })
+            .collect();
+        let loaded = store.load(EndpointKey::new(1), Timestamp::from_millis(1), 10);
+        let loaded =
+            tokio::time::timeout(Duration::from_secs(10), loaded).await.expect("it does not wait for a search");
+        assert!(loaded.unwrap().deliveries.is_empty());
+        for (release, search) in searches {
+            drop(release);
+            assert!(search.await.unwrap().unwrap());
+        }
+    }
 }
