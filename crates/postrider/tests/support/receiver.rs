@@ -141,7 +141,7 @@ impl Receiver {
 
     /// Waits until at least `count` requests have come to `path`, and gives them all.
     pub async fn wait_for(&self, path: &str, count: usize) -> Vec<Arrival> {
-        super::eventually(&format!("{count} requests to {path}"), || async {
+        super::eventually(&format!("{count} requests to {path}"), async || {
             Some(self.arrivals_at(path)).filter(|arrivals| arrivals.len() >= count)
         })
         .await

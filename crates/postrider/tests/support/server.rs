@@ -109,6 +109,14 @@ impl Server {
         format!("http://{}", self.address)
     }
 
+    /// What a page of the server's says to anyone, when it says 200.
+    pub fn page(&self, path: &str) -> String {
+        let answer = get(self.address, path).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        assert!(head.starts_with("HTTP/1.1 200 "), "{path}: {head}");
+        body.to_owned()
+    }
+
     /// Of the whole environment.
     pub fn token(&self) -> &str {
         &self.token
@@ -200,15 +208,15 @@ fn end_now(child: &mut Child) {
 }
 
 fn is_healthy(address: SocketAddr) -> bool {
-    ask_for_health(address).is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 204 "))
+    get(address, "/api/v1/health").is_ok_and(|answer| answer.starts_with("HTTP/1.1 204 "))
 }
 
-fn ask_for_health(address: SocketAddr) -> io::Result<Vec<u8>> {
+fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, CALL_TIME_MAX)?;
     stream.set_read_timeout(Some(CALL_TIME_MAX))?;
-    write!(stream, "GET /api/v1/health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
     Ok(answer)
 }
 
