@@ -1,5 +1,9 @@
 use std::process::ExitCode;
 
+/// A message is allocated on one thread and freed on another, which the system's allocator pays for dearly.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // Every connection in and out is an open file, and the usual limit of 1024 is soon reached. If it cannot be raised
     // the server still works, only with fewer of them.

@@ -141,10 +141,11 @@ macro_rules! conformance {
             tidy {
                 a_payload_expires_at_its_time
                 history_is_forgotten_when_it_is_old_enough
+                what_still_waits_is_kept_however_old
                 forgetting_goes_on_after_a_crash
                 an_idle_store_forgets_too
                 what_is_forgotten_frees_its_names
-                a_late_settlement_of_a_forgotten_message_leaves_no_trace
+                what_is_on_its_way_is_not_forgotten
                 answers_are_forgotten_after_their_time
             }
         }

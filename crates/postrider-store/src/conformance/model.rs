@@ -512,6 +512,11 @@ impl Model {
         self.answers.retain(|_, (at, ..)| *at >= oldest);
     }
 
+    /// The messages of which something is on its way or waits.
+    pub fn undelivered(&self) -> BTreeSet<MessageKey> {
+        self.handed.iter().chain(self.waiting.keys()).map(|id| id.message).collect()
+    }
+
     pub fn forget(&mut self, gone: &BTreeSet<MessageKey>) {
         self.messages.retain(|key, _| !gone.contains(key));
         self.attempts.retain(|(_, attempt)| !gone.contains(&attempt.id.message));

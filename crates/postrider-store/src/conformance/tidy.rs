@@ -39,8 +39,8 @@ pub async fn history_is_forgotten_when_it_is_old_enough<H: Harness>() {
             match hour {
                 0 => stage.settle(delivered(id, when)).await,
                 1 => stage.settle(refused(id, when)).await,
-                2 => stage.settle(failed(id, when, at(20 * DAY))).await,
-                _ => stage.store().spill(vec![id], when).await.unwrap(),
+                2 => stage.settle(delivered(id, when)).await,
+                _ => stage.settle(refused(id, when)).await,
             }
         }
     }
@@ -69,6 +69,32 @@ pub async fn history_is_forgotten_when_it_is_old_enough<H: Harness>() {
     let attempts = stage.store().attempts(of, AttemptFilter::default(), whole()).await.unwrap();
     assert!(attempts.iter().all(|attempt| left.contains(&attempt.id.message)));
     assert!(!stage.store().tidy(now, KEEP).await.unwrap(), "it ends");
+}
+
+pub async fn what_still_waits_is_kept_however_old<H: Harness>() {
+    let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
+    let mut held = Vec::new();
+    for day in 0..10 {
+        let messages = stage.accept_many(6, at(day * DAY)).await;
+        for (index, message) in messages.iter().enumerate() {
+            let id = stage.first(*message);
+            if day == 3 && index == 0 {
+                stage.settle(failed(id, at(day * DAY), at(50 * DAY))).await;
+                held.push(*message);
+            } else {
+                stage.settle(delivered(id, at(day * DAY))).await;
+            }
+        }
+    }
+    let now = at(40 * DAY);
+    tidy_up(stage.store(), now, KEEP).await;
+    let stage = stage.reopen(now).await;
+    let left = all_messages(stage.store(), stage.app).await;
+    assert!(held.iter().all(|message| left.contains(message)), "it is there");
+    assert!(left.len() < 15, "and little else: {} left", left.len());
+    let loaded = stage.store().load(stage.endpoints[0], at(50 * DAY), 10).await.unwrap();
+    assert_eq!(loaded.deliveries.len(), 1);
+    assert!(loaded.deliveries[0].letter.payload.is_some(), "with its payload");
 }
 
 pub async fn forgetting_goes_on_after_a_crash<H: Harness>() {
@@ -116,8 +142,11 @@ pub async fn what_is_forgotten_frees_its_names<H: Harness>() {
     let content = Content { event_id: Some("one".to_owned()), ..content(b"{}") };
     let named = |when| NewMessage { content: content.clone(), idempotency: Some(chosen(1, 1)), ..stage.message(when) };
     let first = accept(stage.store(), named(START)).await;
+    stage.settle(delivered(stage.first(first), START)).await;
     for day in 0..10 {
-        stage.accept_many(4, at(day * DAY)).await;
+        for message in stage.accept_many(4, at(day * DAY)).await {
+            stage.settle(delivered(stage.first(message), at(day * DAY))).await;
+        }
     }
     tidy_up(stage.store(), at(10 * DAY), KEEP).await;
     let second = accept(stage.store(), named(at(10 * DAY))).await;
@@ -126,22 +155,21 @@ pub async fn what_is_forgotten_frees_its_names<H: Harness>() {
     assert_eq!(found.map(|found| found.key), Some(second));
 }
 
-pub async fn a_late_settlement_of_a_forgotten_message_leaves_no_trace<H: Harness>() {
+pub async fn what_is_on_its_way_is_not_forgotten<H: Harness>() {
     let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
-    let ids: Vec<_> = stage.accept_many(4, START).await.into_iter().map(|message| stage.first(message)).collect();
+    let ids: Vec<_> = stage.accept_many(3, START).await.into_iter().map(|message| stage.first(message)).collect();
     for day in 1..10 {
         for message in stage.accept_many(4, at(day * DAY)).await {
             stage.settle(delivered(stage.first(message), at(day * DAY))).await;
         }
     }
-    tidy_up(stage.store(), at(10 * DAY), KEEP).await;
-    assert_eq!(stage.store().deliveries(ids[0].message).await.unwrap(), [], "forgotten on its way");
     let now = at(10 * DAY);
-    let late = vec![delivered(ids[0], now), failed(ids[1], now, now), refused(ids[2], now)];
-    settle(stage.store(), late).await;
-    stage.store().spill(vec![ids[3]], now).await.unwrap();
-    assert_eq!(all_waiting(stage.store()).await, []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    tidy_up(stage.store(), now, KEEP).await;
+    settle(stage.store(), vec![delivered(ids[0], now), failed(ids[1], now, now), refused(ids[2], now)]).await;
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 1 });
+    for (id, attempts) in ids.iter().zip([1, 1, 1]) {
+        assert_eq!(attempts_of(stage.store(), id.message).await.len(), attempts);
+    }
 }
 
 pub async fn answers_are_forgotten_after_their_time<H: Harness>() {

@@ -45,11 +45,15 @@ use writer::{Shared, Writer};
 const QUEUED_BYTES_MAX: usize = 64 * 1024 * 1024;
 const QUEUED_MESSAGES_MAX: usize = 20_000;
 
+/// For what is found by its key, which the lanes and the ingest wait for.
 const READERS: usize = 2;
+/// For what is searched for, which may take as long as the history is.
+const SEARCHERS: usize = 2;
 
 pub struct SqliteStore {
     writer: Writer,
     readers: Readers,
+    searchers: Readers,
     shared: Arc<Shared>,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
     queued: Queued,
@@ -119,11 +123,13 @@ impl SqliteStore {
 
         let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter });
         let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connections =
-            (0..READERS).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let connections = |count| {
+            (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
+        };
         let (announce, committed) = mpsc::unbounded_channel();
         Ok(Self {
-            readers: Readers::start(connections, &shared)?,
+            readers: Readers::start(connections(READERS)?, &shared)?,
+            searchers: Readers::start(connections(SEARCHERS)?, &shared)?,
             writer: Writer::start(connection, Arc::clone(&shared), announce, options)?,
             shared,
             committed: Mutex::new(Some(committed)),
@@ -391,7 +397,7 @@ impl Store for SqliteStore {
         filter: MessageFilter,
         page: Page<MessageKey>,
     ) -> Result<Vec<Message>, StoreError> {
-        self.readers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
+        self.searchers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
     }
 
     async fn attempts(
@@ -400,7 +406,7 @@ impl Store for SqliteStore {
         filter: AttemptFilter,
         page: Page<AttemptKey>,
     ) -> Result<Vec<Attempt>, StoreError> {
-        self.readers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
+        self.searchers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
     }
 
     async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError> {
@@ -419,7 +425,7 @@ impl Store for SqliteStore {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
-        self.readers
+        self.searchers
             .run(move |connection, pieces| {
                 history::messages_of_endpoint(connection, pieces, (app, endpoint), &filter, &states, &page)
             })
@@ -427,7 +433,7 @@ impl Store for SqliteStore {
     }
 
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
-        self.readers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
+        self.searchers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
     }
 
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {
@@ -473,7 +479,7 @@ impl Store for SqliteStore {
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {
-        self.readers
+        self.searchers
             .run(|connection, _| {
                 connection.query_row("SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead)", [], |row| {
                     Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? })
@@ -484,6 +490,7 @@ impl Store for SqliteStore {
 
     async fn close(&self) {
         self.readers.close();
+        self.searchers.close();
         self.writer.close();
     }
 }

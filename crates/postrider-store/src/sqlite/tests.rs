@@ -125,3 +125,24 @@ fn a_migration_that_was_cut_off_is_run_again() {
     let raw = Connection::open(&file).expect("the file opens");
     assert_eq!(schema::version(&raw).expect("the version is read"), schema::VERSION);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_search_the_lanes_are_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(SqliteStore::open(folder.path(), Timestamp::from_millis(1)).unwrap());
+    let searches: Vec<_> = (0..2 * SEARCHERS)
+        .map(|_| {
+            let store = Arc::clone(&store);
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let search = async move { store.searchers.run(move |_, _| Ok(released.recv().is_err())).await };
+            (release, tokio::spawn(search))
+        })
+        .collect();
+    let loaded = store.load(EndpointKey::new(1), Timestamp::from_millis(1), 10);
+    let loaded = tokio::time::timeout(Duration::from_secs(10), loaded).await.expect("it does not wait for a search");
+    assert!(loaded.unwrap().deliveries.is_empty());
+    for (release, search) in searches {
+        drop(release);
+        assert!(search.await.unwrap().unwrap());
+    }
+}

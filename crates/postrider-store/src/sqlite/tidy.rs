@@ -4,12 +4,15 @@
 //! emptied in slices between other people's commits, then dropped. An emptied table drops in no time.
 
 use super::{
+    load,
     pieces::{Piece, piece_of, time_of_key},
     schema::PIECE_TABLES,
     writer::Batch,
 };
 use crate::Retention;
 use postrider_engine::Timestamp;
+use rusqlite::Connection;
+use std::collections::HashSet;
 
 /// Rows forgotten in one go.
 const SLICE: usize = 2_000;
@@ -21,7 +24,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     // Keys tell the time to pieces. Without this, a store that nothing comes to would keep its last piece for ever.
     batch.minter.mint(now);
     batch.begin_piece_if_due()?;
-    more |= retire_oldest(batch, now.minus(retention.history))?;
+    more |= retire_one(batch, now.minus(retention.history))?;
     Ok(more)
 }
 
@@ -53,20 +56,42 @@ fn forget_answers(batch: &Batch<'_>, before: Timestamp) -> rusqlite::Result<bool
     Ok(forgotten == SLICE)
 }
 
-/// Hides the oldest piece if the next one begins before `before`: everything in it is older than that.
-fn retire_oldest(batch: &mut Batch<'_>, before: Timestamp) -> rusqlite::Result<bool> {
+/// Hides one piece that ends before `before` and in which nothing waits any more: what still waits is kept, however old
+/// it is, and its history with it.
+fn retire_one(batch: &mut Batch<'_>, before: Timestamp) -> rusqlite::Result<bool> {
     let pieces = batch.pieces().clone();
-    let [oldest, next, ..] = pieces.as_slice() else { return Ok(false) };
-    if time_of_key(next.first_key) >= before {
-        return Ok(false);
-    }
-    batch.transaction.execute("UPDATE piece SET retired = 1 WHERE number = ?1", [oldest.number])?;
-    // What was still owed of it, after all this time, goes with it.
-    for table in ["waiting", "dead"] {
-        batch.transaction.execute(&format!("DELETE FROM {table} WHERE message < ?1"), [next.first_key])?;
-    }
-    batch.replace_pieces(pieces[1..].to_vec());
+    let old: Vec<(Piece, i64)> = pieces
+        .windows(2)
+        .map(|pair| (pair[0], pair[1].first_key))
+        .take_while(|(_, end)| time_of_key(*end) < before && batch.oldest_handed.is_none_or(|oldest| *end <= oldest))
+        .collect();
+    let Some((_, end_of_all)) = old.last() else { return Ok(false) };
+    let awaited = pieces_with_waiting(&batch.transaction, &pieces, *end_of_all)?;
+    let Some((piece, end)) = old.iter().find(|(piece, _)| !awaited.contains(&piece.number)) else { return Ok(false) };
+    batch.transaction.execute("UPDATE piece SET retired = 1 WHERE number = ?1", [piece.number])?;
+    batch.transaction.execute("DELETE FROM dead WHERE message >= ?1 AND message < ?2", [piece.first_key, *end])?;
+    batch.replace_pieces(pieces.iter().filter(|kept| kept.number != piece.number).copied().collect());
     Ok(true)
+}
+
+/// The pieces before `end` in which some lane has something waiting. Jumps from lane to lane and from piece to piece, so
+/// that the cost does not grow with how much waits.
+fn pieces_with_waiting(connection: &Connection, pieces: &[Piece], end: i64) -> rusqlite::Result<HashSet<i64>> {
+    let mut next = connection.prepare_cached(
+        "SELECT message FROM waiting WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 ORDER BY message LIMIT 1",
+    )?;
+    let mut found = HashSet::new();
+    for lane in load::lanes(connection)? {
+        let mut from = i64::MIN;
+        while let Some(message) =
+            super::optional(next.query_row((lane.endpoint.raw(), from, end), |row| row.get::<_, i64>(0)))?
+        {
+            let after = pieces.partition_point(|piece| piece.first_key <= message);
+            found.extend(after.checked_sub(1).map(|index| pieces[index].number));
+            from = pieces.get(after).map_or(end, |piece| piece.first_key);
+        }
+    }
+    Ok(found)
 }
 
 fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {

@@ -463,7 +463,7 @@ const AGE_MAX: Duration = Duration::from_secs(5 * 60);
 
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-const RESTING_PER_DESTINATION_MAX: usize = 16;
+const RESTING_PER_DESTINATION_MAX: usize = 128;
 
 const RESTING_MAX: usize = 2048;
 

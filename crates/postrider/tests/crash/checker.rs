@@ -342,6 +342,8 @@ const DELIVERED: u8 = 0;
 mod tests {
     use super::*;
 
+    type Breach = fn(&mut Logs);
+
     /// Two events at three endpoints; one delivery was under way at a kill, and one was tried twice as it had to be.
     fn clean() -> Logs {
         let start = Instant::now();
@@ -409,7 +411,7 @@ mod tests {
 
     #[test]
     fn every_breach_is_seen() {
-        let breaches: [(&str, fn(&mut Logs)); 17] = [
+        let breaches: [(&str, Breach); 17] = [
             ("I1, an accepted", |logs| drop(logs.view.messages.remove(0))),
             ("I1, the event", |logs| logs.events[0].accepted = Some(Receipt { message: Some("msg_9".into()) })),
             ("I5, a message", |logs| drop(logs.events.remove(0))),
