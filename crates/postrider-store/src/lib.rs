@@ -4,10 +4,12 @@
 //! commit lives behind it: callers just wait for their own answer, and whoever waits together is written
 //! together.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod records;
 pub mod sqlite;
 mod store;
 
 pub use records::*;
-pub use sqlite::SqliteStore;
+pub use sqlite::{SqliteOptions, SqliteStore};
 pub use store::*;

@@ -164,6 +164,8 @@ pub enum StateKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     pub history: Duration,
+    /// Of answers; keys of messages are looked for in `IDEMPOTENCY_MEMORY`.
+    pub idempotency: Duration,
 }
 
 /// How long a request is remembered, so that its repetition is recognised.

@@ -18,7 +18,7 @@ use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use postrider_engine::EndpointKey;
-use postrider_store::{Retention, SqliteStore, Store};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::BTreeMap,
@@ -70,10 +70,11 @@ impl Server {
             .await
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
+        // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
+        let keyring = Keyring::open_or_create(&settings.data)?;
         let data = settings.data.clone();
         let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
         let store: Arc<dyn Store> = Arc::new(store);
-        let keyring = Keyring::open_or_create(&settings.data)?;
         let vault = Arc::new(Vault::new(keyring.encryption()));
         check_vault(&*store, &vault).await?;
         let ids = IdCodec::new(*keyring.ids());
@@ -93,7 +94,7 @@ impl Server {
         let dispatch =
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
-        let retention = Retention { history: settings.retention };
+        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY_MEMORY };
         tokio::spawn({
             let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
             async move { tasks.run(store, retention).await }

@@ -348,6 +348,64 @@ async fn the_same_post_is_carried_out_once() {
 }
 
 #[tokio::test]
+async fn a_repetition_is_told_what_the_first_was_even_where_names_are_unique() {
+    let (house, ..) = house_with_endpoint().await;
+    for (path, body) in [
+        ("app", json!({"name": "a", "uid": "once"})),
+        ("event-type", json!({"name": "once", "description": ""})),
+        ("app/acme/endpoint", json!({"url": "https://example.com", "uid": "once"})),
+        ("app/acme/endpoint/hook/recover", json!({"since": "2026-01-01T00:00:00Z"})),
+        ("app/acme/endpoint/hook/send-example", json!({"eventType": "svix.ping"})),
+    ] {
+        let first = house.post_with_key(path, "auto_k", body.clone()).await;
+        let second = house.post_with_key(path, "auto_k", body).await;
+        assert!(first.status.is_success(), "{path}: {}", first.text);
+        assert_eq!((first.status, first.text), (second.status, second.text), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_id_is_not_found() {
+    let (house, app, _) = house_with_endpoint().await;
+    let long = "x".repeat(10_000);
+    let forged = format!("{}{}", &app[..30], if app.ends_with('0') { '1' } else { '0' });
+    for id in ["..", "..%2f..", "%2e%2e%2f", "%00", "%ff", "app_", "ep_x", "a%20b", "%F0%9F%92%A9", &long, &forged] {
+        for path in [
+            format!("app/{id}"),
+            format!("app/{id}/endpoint"),
+            format!("app/acme/endpoint/{id}"),
+            format!("event-type/{id}"),
+        ] {
+            let reply = house.get(&path).await;
+            assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (404, &json!("not_found")), "{path:.60}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_document_refers_to_nothing_that_it_lacks() {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                found.extend(map.get("$ref").and_then(Value::as_str).map(str::to_owned));
+                map.values().for_each(|value| references(value, found));
+            }
+            Value::Array(list) => list.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let house = House::new();
+    let document = house.ask(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.expect(200);
+    let mut found = Vec::new();
+    references(&document, &mut found);
+    assert!(!found.is_empty());
+    for reference in found {
+        let pointer = reference.strip_prefix('#').expect("a reference within the document");
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+#[tokio::test]
 async fn an_endpoint_lives_its_life() {
     let (house, _, id) = house_with_endpoint().await;
     let path = "app/acme/endpoint";
@@ -493,7 +551,20 @@ async fn recover_stats_and_examples_answer() {
     assert_eq!(sent["payload"], json!({"n": 2}));
 
     let stats = house.get(&format!("{path}/stats")).await.expect(200);
-    assert_eq!(stats, json!({"success": 0, "pending": 2, "sending": 0, "fail": 0, "canceled": 0}));
+    for name in ["success", "pending", "sending", "fail", "canceled"] {
+        assert!(stats[name].is_u64(), "{stats}");
+    }
+    for span in [
+        "until=9999-12-30T00:00:00Z",
+        "until=0001-01-31T00:00:00Z",
+        "since=0001-01-01T00:00:00Z&until=0001-01-02T00:00:00Z",
+    ] {
+        house.get(&format!("{path}/stats?{span}")).await.expect(200);
+    }
+    house
+        .post(&format!("{path}/recover"), json!({"since": "0001-01-01T00:00:00Z", "until": "9999-12-30T00:00:00Z"}))
+        .await
+        .expect(202);
     assert_eq!(
         house.get(&format!("{path}/stats?since=2020-01-01T00:00:00Z")).await.expect(400)["code"],
         "invalid_range"
@@ -603,4 +674,87 @@ async fn pages_are_ours_alone() {
         assert_eq!(reply.status, 200);
         assert!(!reply.text.contains("://") && !reply.text.contains("innerHTML"), "{path}");
     }
+}
+
+/// The official client, over a real connection: what it sends is accepted, and it can read what we answer.
+#[tokio::test]
+async fn the_official_client_understands_us() {
+    use svix::{api::*, models::*};
+
+    let house = House::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let limits = postrider::http::server::Limits::default();
+    tokio::spawn(postrider::http::server::serve(listener, house.router.clone(), limits, std::future::pending()));
+    let options = SvixOptions { server_url: Some(url), num_retries: Some(0), ..SvixOptions::default() };
+    let svix = Svix::new(house.token.clone(), Some(options));
+
+    svix.health().get().await.unwrap();
+    let apps = svix.application();
+    let app_in =
+        ApplicationIn { uid: Some("acme".into()), throttle_rate: Some(9), ..ApplicationIn::new("Acme".into()) };
+    let app = apps.create(app_in.clone(), None).await.unwrap();
+    assert_eq!(apps.get_or_create(app_in.clone(), None).await.unwrap().id, app.id);
+    assert_eq!(apps.get("acme".into()).await.unwrap(), app);
+    assert_eq!(apps.upsert("acme".into(), app_in).await.unwrap().throttle_rate, Some(9));
+    let patched = apps.patch(app.id.clone(), ApplicationPatch { name: Some("New".into()), ..Default::default() }).await;
+    assert_eq!(patched.unwrap().name, "New");
+    assert_eq!(apps.list(None).await.unwrap().data.len(), 1);
+    let id = || app.id.clone();
+
+    let types = svix.event_type();
+    types.create(EventTypeIn::new("paid".into(), "A payment".into()), None).await.unwrap();
+    types.upsert("paid".into(), EventTypeUpsertIn::new("A payment".into())).await.unwrap();
+    types.patch("paid".into(), EventTypePatch { deprecated: Some(true), ..Default::default() }).await.unwrap();
+    assert!(types.get("paid".into()).await.unwrap().deprecated);
+    assert_eq!(types.list(None).await.unwrap().data.len(), 1);
+
+    let endpoints = svix.endpoint();
+    let endpoint_in = EndpointIn {
+        event_types: Some(["paid".to_owned()].into()),
+        headers: Some([("x-a".to_owned(), "1".to_owned())].into()),
+        uid: Some("hook".into()),
+        ..EndpointIn::new("https://example.com/hook".into())
+    };
+    let endpoint = endpoints.create(id(), endpoint_in, None).await.unwrap();
+    let hook = || endpoint.id.clone();
+    let upsert = EndpointUpsertIn::new("https://example.com/other".into());
+    assert_eq!(endpoints.upsert(id(), "hook".into(), upsert).await.unwrap().url, "https://example.com/other");
+    let patch = EndpointPatch { disabled: Some(true), ..Default::default() };
+    assert_eq!(endpoints.patch(id(), hook(), patch).await.unwrap().disabled, Some(true));
+    assert_eq!(endpoints.get(id(), hook()).await.unwrap().uid.as_deref(), Some("hook"));
+    assert_eq!(endpoints.list(id(), None).await.unwrap().data.len(), 1);
+    assert_eq!(endpoints.get_headers(id(), hook()).await.unwrap().headers["x-a"], "1");
+    let headers = [("authorization".to_owned(), "x".to_owned())].into();
+    endpoints.set_headers(id(), hook(), EndpointHeadersIn { headers }).await.unwrap();
+    let headers = EndpointHeadersPatchIn::new([("x-b".to_owned(), "2".to_owned())].into());
+    endpoints.patch_headers(id(), hook(), headers).await.unwrap();
+    let headers = endpoints.get_headers(id(), hook()).await.unwrap();
+    assert_eq!((headers.headers.len(), headers.sensitive.len()), (1, 1));
+    let old = endpoints.get_secret(id(), hook()).await.unwrap();
+    let new = endpoints.rotate_secret(id(), hook(), EndpointSecretRotateIn::new(), None).await.unwrap();
+    assert_ne!(old, new);
+    assert_eq!(endpoints.get_secret(id(), hook()).await.unwrap(), new);
+    endpoints.get_stats(id(), hook(), None).await.unwrap();
+    let example = EventExampleIn::new("svix.ping".into());
+    assert!(endpoints.send_example(id(), hook(), example, None).await.unwrap().id.starts_with("msg_"));
+    let recover = RecoverIn { since: "2026-01-01T00:00:00Z".parse().unwrap(), until: None };
+    assert!(endpoints.recover(id(), hook(), recover, None).await.unwrap().id.starts_with("qtask_"));
+
+    let message_in = MessageIn::new("paid".into(), json!({"amount": 1}));
+    let message = svix.message().create(id(), message_in, None).await.unwrap();
+    assert_eq!(svix.message().get(id(), message.id.clone(), None).await.unwrap().id, message.id);
+    assert_eq!(svix.message().list(id(), None).await.unwrap().data.len(), 2);
+    let attempts = svix.message_attempt();
+    assert!(attempts.list_by_endpoint(id(), hook(), None).await.unwrap().done);
+    assert!(attempts.list_by_msg(id(), message.id.clone(), None).await.unwrap().done);
+    assert_eq!(attempts.list_attempted_destinations(id(), message.id.clone(), None).await.unwrap().data.len(), 1);
+    attempts.list_attempted_messages(id(), hook(), None).await.unwrap();
+    svix.message().expunge_content(id(), message.id).await.unwrap();
+
+    let access = svix.authentication().app_portal_access(id(), AppPortalAccessIn::new(), None).await.unwrap();
+    assert!(access.url.ends_with(&access.token));
+    endpoints.delete(id(), hook()).await.unwrap();
+    apps.delete(id()).await.unwrap();
+    assert!(matches!(apps.get(id()).await, Err(svix::error::Error::Http(fault)) if fault.status == 404));
 }

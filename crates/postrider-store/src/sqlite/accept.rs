@@ -98,17 +98,18 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result
 }
 
 fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) -> rusqlite::Result<Option<Seen>> {
-    if let Some(seen) = batch.recognised(&idempotency.key) {
+    let pieces = batch.pieces();
+    let remembered_from = first_key_at(at.minus(IDEMPOTENCY_MEMORY)).max(pieces[0].first_key);
+    let is_remembered = |seen: &Seen| seen.message >= remembered_from;
+    if let Some(seen) = batch.recognised(&idempotency.key).filter(is_remembered) {
         return Ok(Some(seen));
     }
-    let forgotten = first_key_at(at.minus(IDEMPOTENCY_MEMORY));
-    let pieces = batch.pieces();
-    let oldest = pieces.partition_point(|piece| piece.first_key <= forgotten).saturating_sub(1);
+    let oldest = pieces.partition_point(|piece| piece.first_key <= remembered_from).saturating_sub(1);
     for piece in pieces[oldest..].iter().rev() {
         let mut find =
             piece.prepare(&batch.transaction, "SELECT message, request FROM idempotency_{n} WHERE key = ?1")?;
         let seen = |row: &rusqlite::Row<'_>| Ok(Seen { message: row.get(0)?, request: row.get(1)? });
-        let found = super::optional(find.query_row([idempotency.key], seen))?;
+        let found = super::optional(find.query_row([idempotency.key], seen))?.filter(is_remembered);
         if found.is_some() {
             return Ok(found);
         }

@@ -17,6 +17,8 @@ mod schema;
 mod settings;
 mod settle;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod tidy;
 mod writer;
 
@@ -68,9 +70,33 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
+/// What suits most, and what tests want smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SqliteOptions {
+    /// A new piece of history is begun after so many messages, or so much time, whichever comes first.
+    pub piece_messages_max: u64,
+    pub piece_age_max: Duration,
+    /// How stale the noted watermark may get. After a crash, what came since is looked through once.
+    pub note_every: Duration,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self {
+            piece_messages_max: 500_000,
+            piece_age_max: Duration::from_hours(24),
+            note_every: Duration::from_millis(500),
+        }
+    }
+}
+
 impl SqliteStore {
     /// Opens the store in `folder`, which is made if it is missing, and brings what a crash left behind in order.
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, OpenError> {
+        Self::open_with(folder, now, SqliteOptions::default())
+    }
+
+    pub fn open_with(folder: &Path, now: Timestamp, options: SqliteOptions) -> Result<Self, OpenError> {
         std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })?;
         let lock = FolderLock::take(folder)?;
         let file = folder.join("postrider.db");
@@ -95,7 +121,7 @@ impl SqliteStore {
         let (announce, committed) = mpsc::unbounded_channel();
         Ok(Self {
             readers: Readers::start(connections, &shared)?,
-            writer: Writer::start(connection, Arc::clone(&shared), announce)?,
+            writer: Writer::start(connection, Arc::clone(&shared), announce, options)?,
             shared,
             committed: Mutex::new(Some(committed)),
             queued: Queued::default(),
@@ -423,9 +449,7 @@ impl Store for SqliteStore {
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {
         self.writer
-            .run(move |batch| {
-                settings::put(batch, remember, task.updated_at, |batch| tasks::start(batch, &task).map(Ok))
-            })
+            .run(move |batch| settings::put(batch, remember, task.updated_at, |batch| tasks::start(batch, &task)))
             .await?
     }
 

@@ -69,7 +69,7 @@ impl Repeats {
         let slice = &left[..left.len().min(SLICE)];
         for (key, seen) in slice {
             if let Some(piece) = piece_of(pieces, seen.message) {
-                let sql = "INSERT OR IGNORE INTO idempotency_{n} VALUES (?1, ?2, ?3)";
+                let sql = "INSERT OR REPLACE INTO idempotency_{n} VALUES (?1, ?2, ?3)";
                 piece.prepare(connection, sql)?.execute((key, seen.message, seen.request))?;
             }
         }

@@ -4,6 +4,7 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
+    codes::trigger_code,
     from_json,
     pieces::{Span, in_list_order},
     settle::{bury, revive, start_waiting},
@@ -87,7 +88,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT INTO application VALUES
+            "INSERT OR IGNORE INTO application VALUES
              (:key, :version, :uid, :name, :rate_limit, :metadata, :created_at, :updated_at, NULL)"
         }
         Expect::Version(_) => {
@@ -106,8 +107,20 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
     })?;
-    batch.announce(Committed::Settings { app: application.key });
-    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::Settings { app: application.key });
+    }
+    Ok(outcome)
+}
+
+/// An error would undo everything that shares the commit; whoever puts what is there already gets a refusal.
+fn carried_out(changed: usize, expect: Expect) -> Put {
+    match (changed, expect) {
+        (1.., _) => Ok(()),
+        (0, Expect::Absent) => Err(PutError::Taken),
+        (0, Expect::Version(_)) => Err(PutError::Changed),
+    }
 }
 
 fn next_version(expect: Expect) -> i64 {
@@ -185,7 +198,7 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT INTO endpoint VALUES
+            "INSERT OR IGNORE INTO endpoint VALUES
              (:key, :app, :version, :uid, :url, :description, :disabled, :event_types, :channels, :metadata,
               :rate_limit, :sealed, :created_at, :updated_at, NULL, 0)"
         }
@@ -212,8 +225,11 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
         ":created_at": endpoint.created_at.as_millis(),
         ":updated_at": endpoint.updated_at.as_millis(),
     })?;
-    batch.announce(Committed::Settings { app: endpoint.app });
-    Ok(if changed == 1 { Ok(()) } else { Err(PutError::Changed) })
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::Settings { app: endpoint.app });
+    }
+    Ok(outcome)
 }
 
 fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
@@ -296,15 +312,19 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
             .query_row([], |row| row.get::<_, i64>(0)),
     )?;
     let Some(endpoint) = next else { return Ok(false) };
-    let waiting: Vec<(i64, u32)> = connection
-        .prepare_cached("SELECT message, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
-        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?)))?
+    let waiting: Vec<(i64, i64, u32)> = connection
+        .prepare_cached("SELECT message, trigger_code, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
+        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut delete = connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2")?;
-    for (message, cycle) in &waiting {
-        let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
-        delete.execute((endpoint, message))?;
-        bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
+    let mut delete =
+        connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?;
+    for (message, trigger, cycle) in &waiting {
+        delete.execute((endpoint, message, trigger))?;
+        // A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
+        if *trigger == trigger_code(Trigger::Scheduled) {
+            let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
+            bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
+        }
     }
     if waiting.len() < BURY_STEP {
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
@@ -369,11 +389,7 @@ pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Exp
         ":created_at": event_type.created_at.as_millis(),
         ":updated_at": event_type.updated_at.as_millis(),
     })?;
-    Ok(match (changed, expect) {
-        (1.., _) => Ok(()),
-        (0, Expect::Absent) => Err(PutError::Taken),
-        (0, Expect::Version(_)) => Err(PutError::Changed),
-    })
+    Ok(carried_out(changed, expect))
 }
 
 fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {

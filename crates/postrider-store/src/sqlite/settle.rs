@@ -23,11 +23,13 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     if let Some(attempt) = &settlement.attempt {
         record_attempt(batch, settlement, attempt)?;
     }
+    // A try takes its time. What ended the delivery meanwhile (a resend that arrived, the end of its endpoint or of
+    // its message) also took away its row; a failure that comes in afterwards must not bring it back.
     let connection = &batch.transaction;
     match settlement.next {
         Next::Delivered => {
-            if !settlement.handed {
-                stop_waiting(connection, id)?;
+            if !settlement.handed && !stop_waiting(connection, id)? {
+                revive(connection, id)?;
             }
             // A resend that arrived ends the delivery's own schedule too: it is there now.
             if id.trigger == Trigger::Manual {
@@ -35,14 +37,16 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
                 revive(connection, id)?;
             }
         }
-        Next::Retry { due, .. } | Next::Postponed { due } => wait(connection, settlement, due)?,
+        Next::Retry { due, .. } | Next::Postponed { due } => wait(batch, settlement, due)?,
         Next::Dead(reason) => {
-            if !settlement.handed {
-                stop_waiting(connection, id)?;
+            let ends_now = if settlement.handed { is_owed(batch, id)? } else { stop_waiting(connection, id)? };
+            if ends_now {
+                bury(connection, id, reason, settlement.at, settlement.cycle)?;
             }
-            bury(connection, id, reason, settlement.at, settlement.cycle)?;
         }
-        Next::Nothing => stop_waiting(connection, id)?,
+        Next::Nothing => {
+            stop_waiting(connection, id)?;
+        }
     }
     if settlement.handed {
         batch.land(id.message.raw());
@@ -53,7 +57,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     Ok(())
 }
 
-fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptRecord) -> rusqlite::Result<()> {
+fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &AttemptRecord) -> rusqlite::Result<()> {
     let id = settlement.id;
     // The message's piece may have been dropped while it was on its way; then its history is gone with it.
     let Some(piece) = batch.piece_of(id.message.raw()) else { return Ok(()) };
@@ -65,6 +69,7 @@ fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptR
         Next::Dead(reason) => Some(death_code(reason)),
         Next::Delivered | Next::Retry { .. } | Next::Nothing | Next::Postponed { .. } => None,
     };
+    let key = batch.mint_attempt(settlement.at);
     let mut insert = piece.prepare(
         &batch.transaction,
         "INSERT INTO attempt_{n} VALUES
@@ -72,7 +77,7 @@ fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptR
     )?;
     insert.execute(rusqlite::params![
         id.message.raw(),
-        batch.minter.mint(settlement.at),
+        key,
         id.endpoint.raw(),
         class_code(attempt.class),
         rule_code(attempt.rule),
@@ -94,30 +99,48 @@ fn record_attempt(batch: &Batch<'_>, settlement: &Settlement, attempt: &AttemptR
     Ok(())
 }
 
-fn wait(connection: &Connection, settlement: &Settlement, due: Timestamp) -> rusqlite::Result<()> {
-    let id = settlement.id;
-    connection
-        .prepare_cached(
-            "INSERT INTO waiting VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-             ON CONFLICT DO UPDATE SET due = excluded.due, cycle = excluded.cycle, attempts = excluded.attempts,
-                 first_attempt_at = excluded.first_attempt_at",
+/// Whether a delivery that was handed over still has to arrive. Its message may have been forgotten meanwhile, or a
+/// resend may have brought it there.
+fn is_owed(batch: &Batch<'_>, id: DeliveryId) -> rusqlite::Result<bool> {
+    let Some(piece) = batch.piece_of(id.message.raw()) else { return Ok(false) };
+    piece
+        .prepare(
+            &batch.transaction,
+            // The plus keeps SQLite from looking through all that the endpoint ever got.
+            "SELECT NOT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?1 AND +endpoint = ?2 AND class = 0)",
         )?
-        .execute((
-            id.endpoint.raw(),
-            id.message.raw(),
-            trigger_code(id.trigger),
-            due.as_millis(),
-            settlement.cycle,
-            settlement.progress.attempts,
-            settlement.progress.first_attempt_at.map(Timestamp::as_millis),
-        ))?;
+        .query_row((id.message.raw(), id.endpoint.raw()), |row| row.get(0))
+}
+
+fn wait(batch: &Batch<'_>, settlement: &Settlement, due: Timestamp) -> rusqlite::Result<()> {
+    let id = settlement.id;
+    let sql = if settlement.handed {
+        "INSERT OR REPLACE INTO waiting VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"
+    } else {
+        "UPDATE waiting SET due = ?4, cycle = ?5, attempts = ?6, first_attempt_at = ?7
+         WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3"
+    };
+    if settlement.handed && !is_owed(batch, id)? {
+        return Ok(());
+    }
+    batch.transaction.prepare_cached(sql)?.execute((
+        id.endpoint.raw(),
+        id.message.raw(),
+        trigger_code(id.trigger),
+        due.as_millis(),
+        settlement.cycle,
+        settlement.progress.attempts,
+        settlement.progress.first_attempt_at.map(Timestamp::as_millis),
+    ))?;
     Ok(())
 }
 
 /// Gives deliveries that were handed over a row, so that memory can let go of them.
 pub fn spill(batch: &mut Batch<'_>, deliveries: &[DeliveryId], due: Timestamp) -> rusqlite::Result<()> {
     for id in deliveries {
-        start_waiting(&batch.transaction, *id, due, 0)?;
+        if is_owed(batch, *id)? {
+            start_waiting(&batch.transaction, *id, due, 0)?;
+        }
         batch.land(id.message.raw());
     }
     Ok(())
@@ -134,11 +157,12 @@ pub fn start_waiting(connection: &Connection, id: DeliveryId, due: Timestamp, cy
     Ok(())
 }
 
-fn stop_waiting(connection: &Connection, id: DeliveryId) -> rusqlite::Result<()> {
-    connection
+/// False if it was not waiting.
+fn stop_waiting(connection: &Connection, id: DeliveryId) -> rusqlite::Result<bool> {
+    let deleted = connection
         .prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?
         .execute((id.endpoint.raw(), id.message.raw(), trigger_code(id.trigger)))?;
-    Ok(())
+    Ok(deleted == 1)
 }
 
 pub fn bury(

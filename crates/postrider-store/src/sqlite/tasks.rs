@@ -1,16 +1,22 @@
 //! Long work, in short steps: each step is one commit, so that a restart goes on where the last one ended and
 //! live traffic is let in between.
 
-use super::{pieces::first_key_at, settings::requeue, writer::Batch};
-use crate::{Committed, Task, TaskKey, TaskStatus};
+use super::{
+    pieces::first_key_at,
+    settings::{Put, requeue},
+    writer::Batch,
+};
+use crate::{Committed, PutError, Task, TaskKey, TaskStatus};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, Row};
 
 /// Dead letters put back on their way in one step.
 const STEP: usize = 200;
 
-pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<()> {
-    batch.transaction.prepare_cached("INSERT INTO task VALUES (?1, ?2, ?3, ?4, ?5, 0, 0, ?6)")?.execute((
+pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<Put> {
+    let mut insert =
+        batch.transaction.prepare_cached("INSERT OR IGNORE INTO task VALUES (?1, ?2, ?3, ?4, ?5, 0, 0, ?6)")?;
+    let inserted = insert.execute((
         task.key.0,
         task.endpoint.raw(),
         task.since.as_millis(),
@@ -18,7 +24,7 @@ pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<()> {
         first_key_at(task.since) - 1,
         task.updated_at.as_millis(),
     ))?;
-    Ok(())
+    Ok(if inserted == 1 { Ok(()) } else { Err(PutError::Taken) })
 }
 
 pub fn advance(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> rusqlite::Result<Option<Task>> {

@@ -8,7 +8,7 @@ use super::{
     schema::PIECE_TABLES,
     writer::Batch,
 };
-use crate::{IDEMPOTENCY_MEMORY, Retention};
+use crate::Retention;
 use postrider_engine::Timestamp;
 
 /// Rows forgotten in one go.
@@ -16,8 +16,11 @@ const SLICE: usize = 2_000;
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusqlite::Result<bool> {
     let mut more = forget_payloads(batch, now)?;
-    more |= forget_answers(batch, now.minus(IDEMPOTENCY_MEMORY))?;
+    more |= forget_answers(batch, now.minus(retention.idempotency))?;
     more |= drop_retired(batch)?;
+    // Keys tell the time to pieces. Without this, a store that nothing comes to would keep its last piece for ever.
+    batch.minter.mint(now);
+    batch.begin_piece_if_due()?;
     more |= retire_oldest(batch, now.minus(retention.history))?;
     Ok(more)
 }

@@ -5,12 +5,13 @@
 //! grow by themselves, and the cost of a sync is shared by hundreds.
 
 use super::{
-    OpenError,
+    OpenError, SqliteOptions,
     pieces::{Minter, Piece, Pieces, piece_of, time_of_key},
     repeats::{self, Repeats, Seen},
     schema,
 };
 use crate::{Committed, StoreError};
+use postrider_engine::Timestamp;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,19 +24,12 @@ use std::{
 };
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
-/// A new piece is begun after so many messages, or so much time, whichever comes first.
-const PIECE_MESSAGES_MAX: u64 = 500_000;
-const PIECE_AGE_MAX: Duration = Duration::from_hours(24);
-
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
 const BATCH_JOBS_MAX: usize = 4_096;
 
 /// While jobs come faster than one at a time, commits are at least this far apart: a third of the
 /// processor time for less than a millisecond of waiting.
 const COMMIT_GAP: Duration = Duration::from_micros(1_000);
-
-/// How stale the noted watermark may get. After a crash, what came since is looked through once.
-const NOTE_EVERY: Duration = Duration::from_millis(500);
 
 pub const WATERMARK: &str = "settled_through";
 pub const MINTED: &str = "minted_through";
@@ -44,6 +38,7 @@ pub const MINTED: &str = "minted_through";
 pub struct Batch<'c> {
     pub transaction: Transaction<'c>,
     pub minter: &'c Minter,
+    options: SqliteOptions,
     pieces: Pieces,
     piece_messages: u64,
     committed: Vec<Committed>,
@@ -54,6 +49,8 @@ pub struct Batch<'c> {
     repeats: &'c Repeats,
     /// Keys of messages that this batch accepts.
     new_repeats: HashMap<repeats::Key, Seen>,
+    /// An attempt got a key.
+    attempted: bool,
 }
 
 impl Batch<'_> {
@@ -95,14 +92,24 @@ impl Batch<'_> {
         self.new_repeats.insert(key, seen);
     }
 
+    /// A key for an attempt. At the next start it is known only from the note that the commit takes of it: unlike
+    /// those of messages, keys of attempts cannot be looked up in order.
+    pub fn mint_attempt(&mut self, at: Timestamp) -> i64 {
+        self.attempted = true;
+        self.minter.mint(at)
+    }
+
     pub fn replace_pieces(&mut self, pieces: Vec<Piece>) {
         self.pieces = Arc::new(pieces);
     }
 
-    fn begin_piece_if_due(&mut self) -> rusqlite::Result<()> {
+    /// Begins a piece if the current one is full, or old by the time of the latest key.
+    pub fn begin_piece_if_due(&mut self) -> rusqlite::Result<()> {
         let current = self.current_piece();
         let age = time_of_key(self.minter.last()).since(time_of_key(current.first_key));
-        if self.piece_messages < PIECE_MESSAGES_MAX && (age < PIECE_AGE_MAX || self.piece_messages == 0) {
+        let full = self.piece_messages >= self.options.piece_messages_max;
+        let aged = age >= self.options.piece_age_max && self.piece_messages > 0;
+        if !full && !aged {
             return Ok(());
         }
         let next = Piece { number: current.number + 1, first_key: self.minter.last() + 1 };
@@ -173,6 +180,7 @@ impl Writer {
         connection: Connection,
         shared: Arc<Shared>,
         committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+        options: SqliteOptions,
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
         let repeats = Repeats::recall(&connection, &shared.pieces())?;
@@ -181,6 +189,7 @@ impl Writer {
             connection,
             shared,
             committed,
+            options,
             piece_messages,
             outstanding: BTreeMap::new(),
             repeats,
@@ -235,6 +244,7 @@ struct State {
     connection: Connection,
     shared: Arc<Shared>,
     committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+    options: SqliteOptions,
     piece_messages: u64,
     /// Messages some of whose deliveries have no rows yet, with how many.
     outstanding: BTreeMap<i64, usize>,
@@ -298,6 +308,7 @@ impl State {
         let mut batch = Batch {
             transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
             minter: &self.shared.minter,
+            options: self.options,
             pieces: self.shared.pieces(),
             piece_messages: self.piece_messages,
             committed: Vec::new(),
@@ -305,6 +316,7 @@ impl State {
             landed: Vec::new(),
             repeats: &self.repeats,
             new_repeats: HashMap::new(),
+            attempted: false,
         };
         batch.begin_piece_if_due()?;
         for job in jobs {
@@ -312,6 +324,8 @@ impl State {
         }
         if let Some(watermark) = watermark {
             note(&batch.transaction, WATERMARK, watermark)?;
+        }
+        if batch.attempted {
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
         let filed = batch.repeats.file(&batch.transaction, &batch.pieces)?;
@@ -332,7 +346,7 @@ impl State {
     fn watermark_to_note(&self) -> Option<i64> {
         let watermark = self.watermark();
         let news = watermark > 0 && self.noted != Some(watermark);
-        (news && self.noted_at.elapsed() >= NOTE_EVERY).then_some(watermark)
+        (news && self.noted_at.elapsed() >= self.options.note_every).then_some(watermark)
     }
 
     fn note_watermark_now(&self) -> rusqlite::Result<()> {

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 pub struct ListOut<T> {
     pub data: Vec<T>,
     /// Where the next page begins; null if this one is empty.
+    #[schema(required)]
     pub iterator: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prev_iterator: Option<String>,

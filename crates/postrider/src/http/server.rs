@@ -6,7 +6,7 @@
 
 use super::error::Error;
 use axum::{Router, extract::Request, response::IntoResponse};
-use http::header;
+use http::{Version, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -69,6 +69,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
     // Dropped at the end, which every connection notices; each holds a receiver, so that we see when all are gone.
     let (stopping, stop) = watch::channel(());
     let mut shutdown = pin!(shutdown);
+    let mut troubled = false;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -86,12 +87,17 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
                 }
                 None => turn_away(&stream),
             },
-            Err(fault) if is_of_one_connection(&fault) => {}
+            Err(fault) if is_of_one_connection(&fault) => continue,
             Err(fault) => {
-                warn!(error = %fault, "no connection can be accepted; trying again shortly");
+                // Once for each time of trouble, which may last for minutes.
+                if !std::mem::replace(&mut troubled, true) {
+                    warn!(error = %fault, "no connection can be accepted; trying again until one can");
+                }
                 sleep(ACCEPT_PAUSE).await;
+                continue;
             }
         }
+        troubled = false;
     }
     drop(listener);
     drop(stop);
@@ -140,7 +146,7 @@ async fn converse(
 ) {
     let io = TokioIo::new(watched);
     let service = service_fn(|request: hyper::Request<Incoming>| {
-        let running = Running::begin(activity.clone());
+        let running = Running::begin(activity.clone(), request.version());
         let (mut router, refused) = (router.clone(), activity.clone());
         async move {
             let response = timeout(limits.request_time_max, router.call(Request::new_body(request))).await;
@@ -225,6 +231,8 @@ struct Activity {
     idle_since: AtomicU64,
     /// When the first byte after that came; `NOT_YET` if none did.
     head_since: AtomicU64,
+    /// HTTP/2, where bytes between requests are no request's head: pings, windows, settings.
+    multiplexed: AtomicBool,
     /// We answered without having read all that was sent.
     refused: AtomicBool,
 }
@@ -243,6 +251,7 @@ impl Activity {
             running: AtomicUsize::new(0),
             idle_since: AtomicU64::new(0),
             head_since: AtomicU64::new(NOT_YET),
+            multiplexed: AtomicBool::new(false),
             refused: AtomicBool::new(false),
         }
     }
@@ -252,7 +261,8 @@ impl Activity {
     }
 
     fn bytes_came(&self) {
-        if self.running.load(Relaxed) == 0 && self.head_since.load(Relaxed) == NOT_YET {
+        let between = self.running.load(Relaxed) == 0 && !self.multiplexed.load(Relaxed);
+        if between && self.head_since.load(Relaxed) == NOT_YET {
             self.head_since.store(self.clock(), Relaxed);
         }
     }
@@ -287,7 +297,10 @@ impl Activity {
 struct Running(Arc<Activity>);
 
 impl Running {
-    fn begin(activity: Arc<Activity>) -> Self {
+    fn begin(activity: Arc<Activity>, version: Version) -> Self {
+        if version == Version::HTTP_2 {
+            activity.multiplexed.store(true, Relaxed);
+        }
         activity.running.fetch_add(1, Relaxed);
         activity.head_since.store(NOT_YET, Relaxed);
         Self(activity)
@@ -471,7 +484,7 @@ mod tests {
         let router = Router::new()
             .route("/", get(|| async { "hello" }))
             .route("/slow", get(|| async { sleep(Duration::from_millis(150)).await }))
-            .route("/hang", get(|| std::future::pending::<()>()))
+            .route("/hang", get(std::future::pending::<()>))
             .route(
                 "/body",
                 post(|request: Request| async {
@@ -514,6 +527,21 @@ mod tests {
         assert!(answer.ends_with("hello"));
         assert!(began.elapsed() >= Duration::from_millis(590), "{:?}", began.elapsed());
         assert_eq!(talk(&server, "").await, "");
+    }
+
+    #[tokio::test]
+    async fn an_http_2_connection_may_pause_between_requests() {
+        let server = start(limits()).await;
+        let stream = TcpStream::connect(server.address).await.unwrap();
+        let (mut requests, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        for pause in [0, 350, 350] {
+            sleep(Duration::from_millis(pause)).await;
+            let request = hyper::Request::get("http://x/").body(axum::body::Body::empty()).unwrap();
+            assert_eq!(requests.send_request(request).await.unwrap().status(), 200);
+        }
+        timeout(Duration::from_secs(3), connection).await.expect("it is closed when idle").unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -61,7 +61,8 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
 }
 
 fn span(query: &mut Query, now: Timestamp) -> Result<(Timestamp, Timestamp), Error> {
-    let until = query.time("until")?.unwrap_or(now);
+    // The end is exclusive, and what was accepted in this very millisecond is to be counted.
+    let until = query.time("until")?.unwrap_or_else(|| now.plus(Duration::from_millis(1)));
     let since = query.time("since")?.unwrap_or_else(|| until.minus(SPAN_MAX));
     if since > until {
         return Err(Error::InvalidRange("`since` must not be after `until`"));
@@ -82,8 +83,9 @@ mod tests {
     fn a_span_is_at_most_28_days_long() {
         let now: Time = "2026-01-31T00:00:00Z".parse().unwrap();
         let read = |text: &str| span(&mut Query::read(Some(text)), now.0);
-        assert_eq!(read(""), Ok((now.0.minus(SPAN_MAX), now.0)));
-        assert!(read("since=2026-01-03T00:00:00Z").is_ok());
+        let end = now.0.plus(Duration::from_millis(1));
+        assert_eq!(read(""), Ok((end.minus(SPAN_MAX), end)));
+        assert!(read("since=2026-01-03T00:00:01Z").is_ok());
         for text in [
             "since=2026-01-02T00:00:00Z",
             "since=2026-02-01T00:00:00Z",

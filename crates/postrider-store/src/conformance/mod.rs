@@ -1,0 +1,168 @@
+//! What every store must hold to, whatever it is made of.
+//!
+//! Each behaviour is a function over a [`Harness`], which is all that a new store has to bring: how to open one,
+//! how to stop it, and how to let it die. [`conformance!`](crate::conformance) turns all of them into tests.
+//! Beside the single behaviours, `sequences` runs random work against a store and a model of plain maps.
+
+pub mod accept;
+pub mod deliveries;
+pub mod fixtures;
+pub mod history;
+pub mod model;
+pub mod reopening;
+pub mod sequences;
+pub mod settings;
+pub mod tasks;
+pub mod tidy;
+
+use crate::Store;
+use async_trait::async_trait;
+use postrider_engine::Timestamp;
+
+/// A store that can be stopped and started.
+#[async_trait]
+pub trait Harness: Sized + Send {
+    /// An empty store.
+    async fn fresh(grain: Grain) -> Self;
+
+    fn store(&self) -> &dyn Store;
+
+    /// Closes the store in good order and opens it again.
+    async fn reopen(self, now: Timestamp) -> Self;
+
+    /// Opens again what would be left if the process had died just now.
+    async fn crash(self, now: Timestamp) -> Self;
+}
+
+/// How history is partitioned, for stores that do so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grain {
+    /// As in use: all that a test writes lies together.
+    Usual,
+    /// A few messages each, so that a test crosses many borders.
+    Fine,
+}
+
+/// Makes a `#[tokio::test]` of every behaviour, for one [`Harness`]. The crate that calls it needs tokio itself.
+#[macro_export]
+macro_rules! conformance {
+    ($harness:ty) => {
+        $crate::conformance! { @rooms $harness;
+            accept {
+                what_was_accepted_comes_back_the_same
+                a_message_is_owed_to_exactly_the_endpoints_it_was_accepted_for
+                every_commit_is_announced_in_order
+                a_repeated_request_gets_the_first_answer
+                a_chosen_key_with_another_body_is_refused_and_changes_nothing
+                a_derived_key_with_another_body_gets_the_first_answer
+                one_request_sent_many_times_at_once_makes_one_message
+                idempotency_outlives_restarts_and_pieces
+                an_event_id_is_taken_once_per_application
+                an_event_id_stays_taken_across_restarts_and_pieces
+            }
+            deliveries {
+                a_first_try_that_arrives_leaves_nothing_waiting
+                a_retry_is_loaded_when_due_and_not_before
+                what_is_due_is_loaded_in_order_and_up_to_the_limit
+                a_heavy_lane_is_loaded_in_parts
+                a_load_tells_how_far_a_delivery_has_come
+                lanes_are_found_with_their_earliest_due_time
+                a_dead_letter_says_why
+                settling_a_stored_delivery_ends_its_wait
+                a_postponed_delivery_waits_and_is_charged_nothing
+                what_is_spilled_can_be_loaded
+                several_settlements_are_one_commit
+                an_endpoint_that_is_gone_is_disabled
+                a_failed_resend_leaves_the_schedule_as_it_was
+                a_resend_that_arrives_ends_the_schedule
+                a_resend_that_arrives_takes_the_dead_letter_away
+                a_resend_is_announced_and_asked_twice_waits_once
+                what_arrived_stays_delivered_whatever_fails_later
+                every_delivery_is_counted_exactly_once
+            }
+            reopening {
+                a_crash_after_accept_loses_no_delivery
+                a_clean_stop_loses_no_delivery
+                after_a_crash_only_the_unsettled_come_back
+                what_a_resend_delivered_does_not_come_back_after_a_crash
+                deliveries_come_back_from_every_piece
+                retries_keep_their_time_across_a_crash
+                a_second_crash_finds_the_same_deliveries
+                many_callers_at_once_lose_nothing
+                keys_grow_even_when_the_clock_goes_back
+                keys_of_attempts_grow_across_a_crash_with_the_clock_set_back
+                notes_are_kept_and_replaced
+                a_closed_store_says_so
+            }
+            settings {
+                an_application_comes_back_as_it_was_put
+                an_endpoint_comes_back_as_it_was_put
+                an_event_type_comes_back_as_it_was_put
+                whoever_puts_second_is_told_so
+                a_uid_is_taken_once
+                what_exists_is_not_put_as_new
+                a_uid_is_free_again_after_its_owner_is_deleted
+                uids_of_endpoints_are_apart_between_applications
+                an_endpoint_belongs_to_its_application
+                a_repeated_put_gets_the_first_answer
+                a_refused_put_is_not_remembered
+                an_answer_alone_is_remembered
+                a_change_of_settings_is_announced
+                lists_of_settings_are_paged_both_ways
+                archived_event_types_are_hidden_unless_asked_for
+                settings_outlive_a_restart_and_a_crash
+                what_waits_for_a_deleted_endpoint_becomes_dead_letters
+                burying_spares_what_was_delivered_or_already_dead
+                what_arrives_while_it_is_buried_counts_as_delivered
+                deleting_an_application_deletes_its_endpoints
+            }
+            history {
+                messages_are_paged_both_ways
+                messages_are_paged_both_ways_over_many_pieces
+                messages_are_filtered
+                attempts_come_back_as_they_were_settled
+                attempts_are_paged_both_ways
+                attempts_are_filtered
+                messages_of_an_endpoint_are_listed_with_their_states
+                a_message_belongs_to_its_application
+                statistics_look_at_the_time_of_acceptance
+                an_expunged_payload_is_gone_for_good
+                an_expunged_response_is_gone_for_good
+                an_empty_page_is_empty
+            }
+            tasks {
+                a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
+                a_recovery_goes_on_after_a_restart
+                a_recovered_delivery_starts_a_new_cycle
+                a_second_recovery_finds_nothing_to_do
+                a_recovery_asked_for_twice_is_one
+                an_unknown_task_is_none
+            }
+            tidy {
+                a_payload_expires_at_its_time
+                history_is_forgotten_when_it_is_old_enough
+                forgetting_goes_on_after_a_crash
+                an_idle_store_forgets_too
+                what_is_forgotten_frees_its_names
+                a_late_settlement_of_a_forgotten_message_leaves_no_trace
+                answers_are_forgotten_after_their_time
+            }
+        }
+
+        #[test]
+        fn random_sequences_agree_with_the_model() {
+            $crate::conformance::sequences::agree_with_the_model::<$harness>();
+        }
+    };
+    (@rooms $harness:ty; $($room:ident { $($behaviour:ident)+ })+) => {
+        $(mod $room {
+            #[allow(unused_imports)]
+            use super::*;
+
+            $(#[tokio::test]
+            async fn $behaviour() {
+                $crate::conformance::$room::$behaviour::<$harness>().await;
+            })+
+        })+
+    };
+}

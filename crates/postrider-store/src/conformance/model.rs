@@ -1,0 +1,583 @@
+//! The store as it would be if nothing could go wrong and nothing had to be quick: plain maps.
+//!
+//! Same verbs, same answers. Where a store is free to choose (the keys it makes, how much history it forgets at
+//! once), the model is told what the store chose.
+
+use crate::*;
+use bytes::Bytes;
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
+    policy::{Class, DeathReason, Next, Progress},
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Default)]
+pub struct Model {
+    applications: BTreeMap<AppKey, Application>,
+    endpoints: BTreeMap<EndpointKey, Endpoint>,
+    /// Deleted, and what waits for them is not yet among the dead letters.
+    unburied: BTreeSet<EndpointKey>,
+    event_types: BTreeMap<String, EventType>,
+    notes: BTreeMap<String, Vec<u8>>,
+    answers: BTreeMap<[u8; 16], (Timestamp, [u8; 16], Answer)>,
+    messages: BTreeMap<MessageKey, Kept>,
+    /// In the order in which they were settled, which is also that of their keys.
+    attempts: Vec<(Timestamp, Attempt)>,
+    /// Handed over and without a row: known to whoever heard the announcement, and to the message.
+    handed: BTreeSet<DeliveryId>,
+    waiting: BTreeMap<DeliveryId, Wait>,
+    dead: BTreeMap<(EndpointKey, MessageKey), Dead>,
+    tasks: BTreeMap<TaskKey, Task>,
+}
+
+struct Kept {
+    message: Message,
+    expires_at: Option<Timestamp>,
+    idempotency: Option<Idempotency>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wait {
+    pub due: Timestamp,
+    pub cycle: u32,
+    pub progress: Progress,
+}
+
+struct Dead {
+    at: Timestamp,
+    reason: DeathReason,
+    cycle: u32,
+}
+
+/// What is to be answered to a message that is handed in.
+#[derive(Debug)]
+pub enum Reception {
+    New,
+    Before(MessageKey),
+    Refused(AcceptError),
+}
+
+impl Model {
+    // The way of a message.
+
+    pub fn receive(&self, message: &NewMessage) -> Reception {
+        if let Some(asked) = message.idempotency {
+            let remembered_from = message.at.minus(IDEMPOTENCY_MEMORY);
+            let earlier = self.messages.values().rev().find_map(|kept| {
+                let known = kept.idempotency.filter(|known| known.key == asked.key)?;
+                (kept.message.accepted_at >= remembered_from).then_some((kept.message.key, known))
+            });
+            match earlier {
+                Some((_, known)) if asked.chosen && known.request != asked.request => {
+                    return Reception::Refused(AcceptError::KeyReused);
+                }
+                Some((key, _)) => return Reception::Before(key),
+                None => {}
+            }
+        }
+        match &message.content.event_id {
+            Some(event_id) if self.message_by_event_id(message.app, event_id).is_some() => {
+                Reception::Refused(AcceptError::EventIdTaken)
+            }
+            Some(_) | None => Reception::New,
+        }
+    }
+
+    pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
+        let NewMessage { app, at, content, payload_expires_at, owed, idempotency } = message;
+        self.handed.extend(owed.iter().map(|endpoint| scheduled(*endpoint, key)));
+        let message = Message { key, app, accepted_at: at, content, payload_gone: false, owed };
+        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency });
+    }
+
+    pub fn spill(&mut self, deliveries: &[DeliveryId], due: Timestamp) {
+        for id in deliveries {
+            self.handed.remove(id);
+            if !self.has_arrived(*id) {
+                self.start_waiting(*id, due, 0);
+            }
+        }
+    }
+
+    /// What is due in a lane, in order, and when the next will be.
+    pub fn due(&self, endpoint: EndpointKey, now: Timestamp) -> (Vec<(DeliveryId, Wait)>, Option<Timestamp>) {
+        let lane = || self.waiting.iter().filter(|(id, _)| id.endpoint == endpoint);
+        let mut due: Vec<_> = lane().filter(|(_, wait)| wait.due <= now).map(|(id, wait)| (*id, *wait)).collect();
+        due.sort_by_key(|(_, wait)| wait.due);
+        (due, lane().map(|(_, wait)| wait.due).filter(|due| *due > now).min())
+    }
+
+    pub fn letter(&self, message: MessageKey) -> Option<Letter> {
+        let message = &self.messages.get(&message)?.message;
+        Some(Letter {
+            message: message.key,
+            app: message.app,
+            event_type: message.content.event_type.clone(),
+            content_type: message.content.content_type.clone(),
+            payload: (!message.payload_gone).then(|| message.content.payload.clone()),
+            accepted_at: message.accepted_at,
+        })
+    }
+
+    pub fn settle(&mut self, settlement: &Settlement) {
+        let Settlement { id, handed, cycle, progress, at, next, .. } = *settlement;
+        self.record_attempt(settlement);
+        match next {
+            Next::Delivered => {
+                self.waiting.remove(&id);
+                self.waiting.remove(&scheduled(id.endpoint, id.message));
+                self.dead.remove(&(id.endpoint, id.message));
+            }
+            Next::Retry { due, .. } | Next::Postponed { due } => {
+                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.contains_key(&id) };
+                if is_owed {
+                    self.waiting.insert(id, Wait { due, cycle, progress });
+                }
+            }
+            Next::Dead(reason) => {
+                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.remove(&id).is_some() };
+                if is_owed {
+                    self.dead.insert((id.endpoint, id.message), Dead { at, reason, cycle });
+                }
+            }
+            Next::Nothing => {
+                self.waiting.remove(&id);
+            }
+        }
+        if handed {
+            self.handed.remove(&id);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(&id.endpoint)
+            && settlement.disable_endpoint
+            && !endpoint.disabled
+        {
+            endpoint.disabled = true;
+            endpoint.version += 1;
+            endpoint.updated_at = at;
+        }
+    }
+
+    fn record_attempt(&mut self, settlement: &Settlement) {
+        let Some(record) = settlement.attempt.clone() else { return };
+        let (next, death) = match settlement.next {
+            Next::Retry { due, delay } => (Some((due, delay)), None),
+            Next::Dead(reason) => (None, Some(reason)),
+            Next::Delivered | Next::Nothing | Next::Postponed { .. } => (None, None),
+        };
+        let attempt = Attempt {
+            key: AttemptKey::new(0),
+            id: settlement.id,
+            cycle: settlement.cycle,
+            number: settlement.progress.attempts,
+            record,
+            expunged: false,
+            next,
+            death,
+        };
+        self.attempts.push((settlement.at, attempt));
+    }
+
+    /// Learns the key that the store gave to an attempt: the first one of its message that has none yet.
+    pub fn learn_key(&mut self, message: MessageKey, key: AttemptKey) {
+        let greatest = self.attempts.iter().map(|(_, attempt)| attempt.key).max();
+        assert!(greatest < Some(key), "keys of attempts grow: {key:?} after {greatest:?}");
+        let unnamed = self.attempts.iter_mut().find(|(_, known)| known.id.message == message && known.key.raw() == 0);
+        unnamed.expect("the store has no attempt that was not made").1.key = key;
+    }
+
+    pub fn resend(&mut self, id: DeliveryId, at: Timestamp, remember: Option<Remember>) -> Result<(), PutError> {
+        self.put(remember, at, |model| {
+            model.start_waiting(id, at, 0);
+            Ok(())
+        })
+    }
+
+    pub fn lanes(&self) -> Vec<LaneFound> {
+        let mut lanes = BTreeMap::new();
+        for (id, wait) in &self.waiting {
+            let next_due = lanes.entry(id.endpoint).or_insert(wait.due);
+            *next_due = wait.due.min(*next_due);
+        }
+        lanes.into_iter().map(|(endpoint, next_due)| LaneFound { endpoint, next_due }).collect()
+    }
+
+    /// Whoever had been told is gone: what was handed over waits from now on.
+    pub fn reopen(&mut self, now: Timestamp) {
+        for id in std::mem::take(&mut self.handed) {
+            if !self.has_arrived(id) {
+                self.start_waiting(id, now, 0);
+            }
+        }
+    }
+
+    fn start_waiting(&mut self, id: DeliveryId, due: Timestamp, cycle: u32) {
+        self.waiting.entry(id).or_insert(Wait { due, cycle, progress: Progress::default() });
+    }
+
+    fn has_arrived(&self, id: DeliveryId) -> bool {
+        self.attempts.iter().any(|(_, attempt)| {
+            (attempt.id.endpoint, attempt.id.message) == (id.endpoint, id.message)
+                && attempt.record.class == Class::Delivered
+        })
+    }
+
+    // Settings.
+
+    pub fn put_application(
+        &mut self,
+        application: Application,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.put(remember, application.updated_at, |model| {
+            let taken = |other: &Application| other.key != application.key && other.uid == application.uid;
+            if application.uid.is_some() && model.applications.values().any(taken) {
+                return Err(PutError::Taken);
+            }
+            let found = model.applications.get(&application.key).map(|found| found.version);
+            let version = next_version(found, expect)?;
+            model.applications.insert(application.key, Application { version, ..application });
+            Ok(())
+        })
+    }
+
+    pub fn put_endpoint(
+        &mut self,
+        endpoint: Endpoint,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.put(remember, endpoint.updated_at, |model| {
+            let same_name = |other: &Endpoint| (other.app, &other.uid) == (endpoint.app, &endpoint.uid);
+            let taken = |other: &Endpoint| other.key != endpoint.key && same_name(other);
+            if endpoint.uid.is_some() && model.endpoints.values().any(taken) {
+                return Err(PutError::Taken);
+            }
+            if !model.applications.contains_key(&endpoint.app) {
+                return Err(PutError::Changed);
+            }
+            let found = model.endpoints.get(&endpoint.key).map(|found| found.version);
+            let version = next_version(found, expect)?;
+            model.endpoints.insert(endpoint.key, Endpoint { version, ..endpoint });
+            Ok(())
+        })
+    }
+
+    pub fn put_event_type(
+        &mut self,
+        event_type: EventType,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
+        self.put(remember, event_type.updated_at, |model| {
+            let found = model.event_types.get(&event_type.name).map(|found| found.version);
+            let version = next_version(found, expect)?;
+            model.event_types.insert(event_type.name.clone(), EventType { version, ..event_type });
+            Ok(())
+        })
+    }
+
+    pub fn remember(&mut self, remember: Remember, at: Timestamp) -> Result<(), PutError> {
+        self.put(Some(remember), at, |_| Ok(()))
+    }
+
+    fn put(
+        &mut self,
+        remember: Option<Remember>,
+        at: Timestamp,
+        change: impl FnOnce(&mut Self) -> Result<(), PutError>,
+    ) -> Result<(), PutError> {
+        let Some(Remember { idempotency, answer }) = remember else { return change(self) };
+        match self.answers.get(&idempotency.key) {
+            Some((_, request, _)) if idempotency.chosen && *request != idempotency.request => Err(PutError::KeyReused),
+            Some((_, _, answer)) => Err(PutError::Repeated(answer.clone())),
+            None => {
+                change(self)?;
+                self.answers.insert(idempotency.key, (at, idempotency.request, answer));
+                Ok(())
+            }
+        }
+    }
+
+    pub fn delete_application(&mut self, app: AppKey) -> bool {
+        let endpoints: Vec<_> = self.endpoints_of(app).iter().map(|endpoint| endpoint.key).collect();
+        for endpoint in endpoints {
+            self.delete_endpoint(endpoint);
+        }
+        self.applications.remove(&app).is_some()
+    }
+
+    pub fn delete_endpoint(&mut self, endpoint: EndpointKey) -> bool {
+        let found = self.endpoints.remove(&endpoint).is_some();
+        if found {
+            self.unburied.insert(endpoint);
+        }
+        found
+    }
+
+    /// All of it at once; how much a store does in one step is its own affair.
+    pub fn bury(&mut self, at: Timestamp) {
+        let unburied = std::mem::take(&mut self.unburied);
+        let ends: Vec<_> = self.waiting.extract_if(.., |id, _| unburied.contains(&id.endpoint)).collect();
+        for (id, wait) in ends.into_iter().filter(|(id, _)| id.trigger == Trigger::Scheduled) {
+            let dead = Dead { at, reason: DeathReason::EndpointGone, cycle: wait.cycle };
+            self.dead.insert((id.endpoint, id.message), dead);
+        }
+    }
+
+    pub fn delete_event_type(&mut self, name: &str) -> bool {
+        self.event_types.remove(name).is_some()
+    }
+
+    pub fn put_note(&mut self, name: &str, value: Vec<u8>) {
+        self.notes.insert(name.to_owned(), value);
+    }
+
+    pub fn note(&self, name: &str) -> Option<Vec<u8>> {
+        self.notes.get(name).cloned()
+    }
+
+    pub fn applications(&self) -> Vec<Application> {
+        self.applications.values().cloned().collect()
+    }
+
+    pub fn endpoints_of(&self, app: AppKey) -> Vec<Endpoint> {
+        self.endpoints.values().filter(|endpoint| endpoint.app == app).cloned().collect()
+    }
+
+    pub fn endpoint(&self, endpoint: EndpointKey) -> Option<Endpoint> {
+        self.endpoints.get(&endpoint).cloned()
+    }
+
+    pub fn event_types(&self, archived: Archived) -> Vec<EventType> {
+        let shown = |found: &&EventType| archived == Archived::Show || !found.archived;
+        self.event_types.values().filter(shown).cloned().collect()
+    }
+
+    // Looking back.
+
+    pub fn message(&self, key: MessageKey) -> Option<&Message> {
+        self.messages.get(&key).map(|kept| &kept.message)
+    }
+
+    pub fn message_by_event_id(&self, app: AppKey, event_id: &str) -> Option<&Message> {
+        let named = |message: &&Message| message.app == app && message.content.event_id.as_deref() == Some(event_id);
+        self.every_message().find(named)
+    }
+
+    /// Of all applications, oldest first.
+    pub fn every_message(&self) -> impl Iterator<Item = &Message> {
+        self.messages.values().map(|kept| &kept.message)
+    }
+
+    pub fn messages(&self, app: AppKey, filter: &MessageFilter, page: &Page<MessageKey>) -> Vec<Message> {
+        let of_app = self.every_message().filter(|message| message.app == app);
+        let found = of_app.filter(|message| is_wanted(filter, &message.content, message.accepted_at));
+        on_page(found.cloned().collect(), |message| message.key, page)
+    }
+
+    pub fn messages_of_endpoint(
+        &self,
+        app: AppKey,
+        endpoint: EndpointKey,
+        filter: &MessageFilter,
+        states: &[StateKind],
+        page: &Page<MessageKey>,
+    ) -> Vec<(Message, DeliveryState)> {
+        let all = Page { from: None, order: Order::Ascending, limit: usize::MAX };
+        let owed = self.messages(app, filter, &all).into_iter().filter(|message| message.owed.contains(&endpoint));
+        let with_state = owed.map(|message| {
+            let state = self.state(endpoint, message.key);
+            (message, state)
+        });
+        let found = with_state.filter(|(_, state)| states.is_empty() || states.contains(&kind(*state)));
+        on_page(found.collect(), |(message, _)| message.key, page)
+    }
+
+    pub fn attempts(&self, of: AttemptsOf, filter: &AttemptFilter, page: &Page<AttemptKey>) -> Vec<Attempt> {
+        let found = self.attempts.iter().filter(|(at, attempt)| {
+            let belongs = match of {
+                AttemptsOf::Message(message) => attempt.id.message == message,
+                AttemptsOf::Endpoint(_, endpoint) => attempt.id.endpoint == endpoint,
+            };
+            let status_class = attempt.record.status.map_or(0, |status| status / 100);
+            let content = &self.messages[&attempt.id.message].message.content;
+            belongs
+                && filter.endpoint.is_none_or(|wanted| wanted == attempt.id.endpoint)
+                && filter.succeeded.is_none_or(|wanted| wanted == (attempt.record.class == Class::Delivered))
+                && filter.status_class.is_none_or(|wanted| wanted == status_class)
+                && is_wanted(&filter.message, content, *at)
+        });
+        on_page(found.map(|(_, attempt)| attempt.clone()).collect(), |attempt| attempt.key, page)
+    }
+
+    pub fn deliveries(&self, message: MessageKey) -> Vec<(EndpointKey, DeliveryState)> {
+        let mut owed = self.message(message).map(|message| message.owed.clone()).unwrap_or_default();
+        owed.sort_unstable();
+        owed.into_iter().map(|endpoint| (endpoint, self.state(endpoint, message))).collect()
+    }
+
+    fn state(&self, endpoint: EndpointKey, message: MessageKey) -> DeliveryState {
+        let id = scheduled(endpoint, message);
+        match (self.waiting.get(&id), self.dead.get(&(endpoint, message))) {
+            _ if self.has_arrived(id) => DeliveryState::Delivered,
+            (Some(wait), _) if is_tried(wait) => DeliveryState::Sending { due: wait.due },
+            (Some(wait), _) => DeliveryState::Pending { due: Some(wait.due) },
+            (None, Some(dead)) => DeliveryState::Dead { at: dead.at, reason: dead.reason },
+            (None, None) => DeliveryState::Pending { due: None },
+        }
+    }
+
+    pub fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Stats {
+        let mut stats = Stats::default();
+        for message in self.every_message() {
+            let in_time = since <= message.accepted_at && message.accepted_at < until;
+            if !in_time || !message.owed.contains(&endpoint) {
+                continue;
+            }
+            match self.state(endpoint, message.key) {
+                DeliveryState::Delivered => stats.success += 1,
+                DeliveryState::Pending { due: Some(_) } => stats.pending += 1,
+                DeliveryState::Pending { due: None } => {}
+                DeliveryState::Sending { .. } => stats.sending += 1,
+                DeliveryState::Dead { .. } => stats.fail += 1,
+            }
+        }
+        stats
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts { waiting: self.waiting.len() as u64, dead: self.dead.len() as u64 }
+    }
+
+    pub fn expunge_message(&mut self, message: MessageKey) -> bool {
+        let found = self.messages.get_mut(&message);
+        found.map(|kept| forget_payload(&mut kept.message)).is_some()
+    }
+
+    pub fn expunge_attempt(&mut self, message: MessageKey, key: AttemptKey) -> bool {
+        let found = self.attempts.iter_mut().find(|(_, known)| (known.id.message, known.key) == (message, key));
+        let expunge = |(_, attempt): &mut (Timestamp, Attempt)| {
+            attempt.expunged = true;
+            attempt.record.response = Bytes::new();
+        };
+        found.map(expunge).is_some()
+    }
+
+    // Work in the background.
+
+    pub fn start_task(&mut self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {
+        self.put(remember, task.updated_at, |model| {
+            model.tasks.insert(task.key, task);
+            Ok(())
+        })
+    }
+
+    /// All steps of a task at once.
+    pub fn finish_task(&mut self, key: TaskKey, at: Timestamp) -> Option<Task> {
+        let mut task = self.tasks.get(&key)?.clone();
+        if task.status == TaskStatus::Running {
+            let span = task.since..task.until;
+            let taken: Vec<_> = self
+                .dead
+                .extract_if(.., |(endpoint, message), _| {
+                    *endpoint == task.endpoint && span.contains(&self.messages[message].message.accepted_at)
+                })
+                .collect();
+            task.recovered = taken.len() as u64;
+            task.status = TaskStatus::Finished;
+            task.updated_at = at;
+            for ((endpoint, message), dead) in taken {
+                self.start_waiting(scheduled(endpoint, message), at, dead.cycle + 1);
+            }
+            self.tasks.insert(key, task.clone());
+        }
+        Some(task)
+    }
+
+    pub fn task(&self, key: TaskKey) -> Option<Task> {
+        self.tasks.get(&key).cloned()
+    }
+
+    pub fn unfinished_tasks(&self) -> Vec<TaskKey> {
+        self.tasks.values().filter(|task| task.status == TaskStatus::Running).map(|task| task.key).collect()
+    }
+
+    /// All but old messages, of which the store decides.
+    pub fn tidy(&mut self, now: Timestamp, retention: Retention) {
+        for kept in self.messages.values_mut().filter(|kept| kept.expires_at.is_some_and(|at| at <= now)) {
+            forget_payload(&mut kept.message);
+        }
+        let oldest = now.minus(retention.idempotency);
+        self.answers.retain(|_, (at, ..)| *at >= oldest);
+    }
+
+    pub fn forget(&mut self, gone: &BTreeSet<MessageKey>) {
+        self.messages.retain(|key, _| !gone.contains(key));
+        self.attempts.retain(|(_, attempt)| !gone.contains(&attempt.id.message));
+        self.handed.retain(|id| !gone.contains(&id.message));
+        self.waiting.retain(|id, _| !gone.contains(&id.message));
+        self.dead.retain(|(_, message), _| !gone.contains(message));
+    }
+}
+
+/// The part of a list that a page shows. `found` is in ascending order.
+pub fn on_page<K: PartialOrd, T>(mut found: Vec<T>, key: impl Fn(&T) -> K, page: &Page<K>) -> Vec<T> {
+    if page.order == Order::Descending {
+        found.reverse();
+    }
+    let comes_before = |item: &T, cut: &K| match page.order {
+        Order::Ascending => key(item) < *cut,
+        Order::Descending => key(item) > *cut,
+    };
+    match &page.from {
+        None => {}
+        Some(Cut::Past(cut)) => found.retain(|item| !comes_before(item, cut) && key(item) != *cut),
+        Some(Cut::Before(cut)) => {
+            found.retain(|item| comes_before(item, cut));
+            let surplus = found.len().saturating_sub(page.limit);
+            found.drain(..surplus);
+        }
+    }
+    found.truncate(page.limit);
+    found
+}
+
+fn scheduled(endpoint: EndpointKey, message: MessageKey) -> DeliveryId {
+    DeliveryId { endpoint, message, trigger: Trigger::Scheduled }
+}
+
+fn next_version(found: Option<Version>, expect: Expect) -> Result<Version, PutError> {
+    match (found, expect) {
+        (None, Expect::Absent) => Ok(1),
+        (Some(_), Expect::Absent) => Err(PutError::Taken),
+        (Some(found), Expect::Version(read)) if found == read => Ok(read + 1),
+        (Some(_) | None, Expect::Version(_)) => Err(PutError::Changed),
+    }
+}
+
+fn is_wanted(filter: &MessageFilter, content: &Content, at: Timestamp) -> bool {
+    (filter.event_types.is_empty() || filter.event_types.contains(&content.event_type))
+        && filter.channel.as_ref().is_none_or(|wanted| content.channels.contains(wanted))
+        && filter.tag.as_ref().is_none_or(|wanted| content.tags.contains(wanted))
+        && filter.after.is_none_or(|after| at >= after)
+        && filter.before.is_none_or(|before| at < before)
+}
+
+fn is_tried(wait: &Wait) -> bool {
+    wait.cycle > 0 || wait.progress.attempts > 0
+}
+
+fn kind(state: DeliveryState) -> StateKind {
+    match state {
+        DeliveryState::Pending { .. } => StateKind::Pending,
+        DeliveryState::Sending { .. } => StateKind::Sending,
+        DeliveryState::Delivered => StateKind::Delivered,
+        DeliveryState::Dead { .. } => StateKind::Dead,
+    }
+}
+
+fn forget_payload(message: &mut Message) {
+    message.payload_gone = true;
+    message.content.payload = Bytes::new();
+}

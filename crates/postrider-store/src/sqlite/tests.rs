@@ -1,0 +1,124 @@
+//! The conformance suite on SQLite, and what only SQLite has: a folder, a lock, a schema version.
+
+use super::*;
+use crate::conformance::{Grain, Harness, fixtures::*};
+use tempfile::TempDir;
+
+struct Sqlite {
+    store: SqliteStore,
+    folder: TempDir,
+    options: SqliteOptions,
+}
+
+#[async_trait]
+impl Harness for Sqlite {
+    async fn fresh(grain: Grain) -> Self {
+        let options = match grain {
+            Grain::Usual => SqliteOptions::default(),
+            Grain::Fine => {
+                SqliteOptions { piece_messages_max: 3, note_every: Duration::ZERO, ..SqliteOptions::default() }
+            }
+        };
+        let folder = new_folder();
+        Self { store: open_with(folder.path(), START, options), folder, options }
+    }
+
+    fn store(&self) -> &dyn Store {
+        &self.store
+    }
+
+    async fn reopen(self, now: Timestamp) -> Self {
+        let Self { store, folder, options } = self;
+        store.close().await;
+        drop(store);
+        Self { store: open_with(folder.path(), now, options), folder, options }
+    }
+
+    /// What lies on the disk while the store is open is what a killed process would leave. Without the index of
+    /// the log, which a new process builds anew.
+    async fn crash(self, now: Timestamp) -> Self {
+        let left = new_folder();
+        for name in ["postrider.db", "postrider.db-wal"] {
+            std::fs::copy(self.folder.path().join(name), left.path().join(name)).expect("the files can be copied");
+        }
+        drop(self.store);
+        Self { store: open_with(left.path(), now, self.options), folder: left, options: self.options }
+    }
+}
+
+/// In memory where there is such a place: the suite asks what is written, not how fast a disk is.
+fn new_folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(place).expect("a temporary folder can be made")
+}
+
+fn open_with(folder: &Path, now: Timestamp, options: SqliteOptions) -> SqliteStore {
+    SqliteStore::open_with(folder, now, options).expect("the store opens")
+}
+
+crate::conformance!(Sqlite);
+
+#[test]
+fn a_second_process_is_refused_and_told_who_holds_the_folder() {
+    let folder = new_folder();
+    let first = SqliteStore::open(folder.path(), START).expect("the store opens");
+    let Err(refusal) = SqliteStore::open(folder.path(), START) else { panic!("two on one folder") };
+    let holder = format!("process {}", std::process::id());
+    assert!(matches!(&refusal, OpenError::Locked { holder: found, .. } if *found == holder), "{refusal:?}");
+    assert!(refusal.to_string().contains(&holder), "{refusal}");
+    drop(first);
+    SqliteStore::open(folder.path(), START).expect("the folder is free again");
+}
+
+#[test]
+fn a_database_of_a_newer_version_is_refused_and_left_as_it_is() {
+    let folder = new_folder();
+    drop(SqliteStore::open(folder.path(), START).expect("the store opens"));
+    let newer = schema::VERSION + 1;
+    let file = folder.path().join("postrider.db");
+    let raw = Connection::open(&file).expect("the file opens");
+    raw.pragma_update(None, "user_version", newer).expect("the version is set");
+    let Err(refusal) = SqliteStore::open(folder.path(), START) else { panic!("opened what it does not know") };
+    assert!(
+        matches!(refusal, OpenError::TooNew { found, known } if (found, known) == (newer, schema::VERSION)),
+        "{refusal:?}"
+    );
+    assert_eq!(schema::version(&raw).expect("the version is read"), newer);
+}
+
+/// Killed at any point of its first start, the next start goes on from there.
+#[tokio::test]
+async fn a_half_made_database_is_finished() {
+    let stopped_at: [fn(&mut Connection); 3] = [
+        |_| {},
+        |raw| raw.pragma_update(None, "journal_mode", "WAL").expect("the mode is set"),
+        |raw| schema::migrate(raw).expect("the tables are made"),
+    ];
+    for stop in stopped_at {
+        let folder = new_folder();
+        let file = folder.path().join("postrider.db");
+        std::fs::File::create(&file).expect("the file is made");
+        stop(&mut Connection::open(&file).expect("the file opens"));
+        let store = SqliteStore::open(folder.path(), START).expect("the store opens");
+        let app = add_application(&store, None).await.key;
+        let key = accept(&store, message(app, START)).await;
+        assert_eq!(all_messages(&store, app).await, [key]);
+    }
+}
+
+/// A migration is one commit: killed within it, the database is as before, and the next start runs it again.
+#[test]
+fn a_migration_that_was_cut_off_is_run_again() {
+    let folder = new_folder();
+    let file = folder.path().join("postrider.db");
+    let raw = Connection::open(&file).expect("the file opens");
+    let cut_off = raw.unchecked_transaction().expect("a transaction begins");
+    cut_off.execute_batch("CREATE TABLE note (half TEXT)").expect("a table is made");
+    drop(cut_off);
+    drop(raw);
+    let store = SqliteStore::open(folder.path(), START).expect("the store opens");
+    drop(store);
+    let raw = Connection::open(&file).expect("the file opens");
+    assert_eq!(schema::version(&raw).expect("the version is read"), schema::VERSION);
+}

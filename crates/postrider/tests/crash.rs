@@ -1,0 +1,172 @@
+//! Killed while it accepts and delivers, started again, and again: nothing accepted is lost, and nothing arrives
+//! twice but what was under way at a kill.
+//!
+//! `KILL_CYCLES=200` makes the long run of it. A failure prints the seed; `KILL_SEED` draws the same load and the same
+//! moments again, though not what the machine makes of them.
+
+#[path = "crash/checker.rs"]
+mod checker;
+#[path = "crash/drill.rs"]
+mod drill;
+mod support;
+
+use checker::{End, Logs, Summary, check};
+use drill::Drill;
+use postrider::clock;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+use std::{
+    env,
+    ops::Range,
+    thread,
+    time::{Duration, Instant},
+};
+use support::{api::Client, server::Server};
+
+#[test]
+fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_under_way() {
+    let cycles: usize = variable("KILL_CYCLES").unwrap_or(20);
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(seed, &[]);
+    let mut late = 0;
+    for cycle in 1..=cycles {
+        // A short life is killed amid what the last one left over; a long one has much that must stay settled.
+        let life = draw(if cycle % 5 == 0 { 2_200..2_800 } else { 50..400 }, &mut rng);
+        drill.run_for(life);
+        drill.kill();
+        let starts = if cycle % 4 == 0 { 3 } else { 0 };
+        for _ in 0..starts {
+            drill.begin_again();
+            drill.run_for(draw(0..80, &mut rng));
+            drill.kill();
+        }
+        let ready = drill.start_again();
+        println!(
+            "cycle {cycle}: killed after {life:?}, then {starts} times while starting; ready in {ready:?}; \
+             {} events accepted, {} requests received",
+            drill.accepted(),
+            drill.receiver.count()
+        );
+        late += usize::from(ready > READY_WITHIN);
+    }
+    // A neighbour on the machine may hold up a start; a server that is slow by itself is slow more often.
+    assert!(late * 10 <= cycles, "{late} of {cycles} starts took longer than {READY_WITHIN:?}; KILL_SEED={seed}");
+    let summary = verdict(&drill.finish(), seed);
+    assert!(summary.messages > 10 * cycles, "there was hardly any load: {summary:?}");
+}
+
+#[test]
+fn a_server_that_is_asked_to_stop_settles_what_is_under_way_and_repeats_nothing() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(seed, &[]);
+    for _ in 0..5 {
+        drill.run_for(draw(100..500, &mut rng));
+        let asked = Instant::now();
+        let status = drill.stop();
+        println!("stopped in {:?}, {} events accepted", asked.elapsed(), drill.accepted());
+        assert_eq!(status.code(), Some(0));
+        assert!(asked.elapsed() < GRACE, "no request of this load takes long, and it took {:?}", asked.elapsed());
+        // While it starts, too. Before it can hear a signal the system ends it, and there is nothing to lose.
+        drill.begin_again();
+        drill.run_for(draw(0..80, &mut rng));
+        let status = drill.stop();
+        assert!(matches!(status.code(), Some(0) | None), "{status}");
+        drill.start_again();
+    }
+    let summary = verdict(&drill.finish(), seed);
+    assert_eq!(summary.repeats, 0, "{summary:?}");
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once_and_loses_nothing() {
+    let seed = seed();
+    let mut drill = Drill::start(seed, &[]);
+    drill.hold("/orders-mail");
+    drill.server.signal("TERM");
+    drill.wait_for_word("a second signal ends it at once");
+    let at = Instant::now();
+    drill.server.signal("TERM");
+    let status = drill.server.wait_for_end(AT_ONCE);
+    drill.note_end(End::Killed { at });
+    assert_eq!(status.code(), Some(0));
+    drill.release("/orders-mail");
+    drill.start_again();
+    let summary = verdict(&drill.finish(), seed);
+    assert!(summary.repeats > 0, "the requests that hung are made again: {summary:?}");
+}
+
+#[test]
+fn requests_that_outlast_the_time_of_grace_are_left_for_the_next_start() {
+    let seed = seed();
+    let mut drill = Drill::start(seed, &["--shutdown-grace", "500ms"]);
+    drill.hold("/orders-books");
+    let at = Instant::now();
+    drill.server.signal("TERM");
+    let status = drill.server.wait_for_end(AT_ONCE);
+    drill.note_end(End::Killed { at });
+    assert_eq!(status.code(), Some(0));
+    assert!(at.elapsed() >= Duration::from_millis(500), "they had no chance to end: {:?}", at.elapsed());
+    drill.release("/orders-books");
+    drill.start_again();
+    verdict(&drill.finish(), seed);
+}
+
+#[test]
+fn a_first_start_can_be_killed_at_any_moment() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    for _ in 0..15 {
+        let mut server = Server::not_started(&[]);
+        for _ in 0..3 {
+            server.begin_again();
+            thread::sleep(draw(0..60, &mut rng));
+            server.kill();
+        }
+        server.start_again();
+        let mut client = Client::new(server.address(), &server.make_token(&[]));
+        runtime.block_on(async {
+            client.create("/api/v1/app", &json!({ "name": "first", "uid": "first" })).await;
+            client.create("/api/v1/app/first/msg", &json!({ "eventType": "a.b", "payload": {} })).await;
+        });
+    }
+}
+
+fn verdict(logs: &Logs, seed: u64) -> Summary {
+    match check(logs) {
+        Ok(summary) => {
+            println!("{summary:?}");
+            summary
+        }
+        Err(violations) => {
+            for violation in violations.iter().take(20) {
+                println!("{violation}");
+            }
+            panic!("{} violations, the first of them above; KILL_SEED={seed}", violations.len());
+        }
+    }
+}
+
+fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {
+    Duration::from_millis(rng.random_range(millis))
+}
+
+fn seed() -> u64 {
+    let seed = variable("KILL_SEED").unwrap_or_else(|| clock::now().as_millis().unsigned_abs());
+    println!("KILL_SEED={seed}");
+    seed
+}
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let text = env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
+}
+
+const READY_WITHIN: Duration = Duration::from_secs(2);
+/// The default of `shutdown_grace`.
+const GRACE: Duration = Duration::from_secs(30);
+/// With room for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);

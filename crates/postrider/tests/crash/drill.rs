@@ -1,0 +1,392 @@
+//! A server under load, with everything that happens to it written down as it happens.
+//!
+//! Producers and an observer run on a runtime of their own, so that the test's thread can start and end the server
+//! by the clock.
+
+use super::{
+    checker::{Arrival, End, Endpoint, Event, Logs, Message, Receipt, Run, Sighting, View},
+    support::{
+        PATIENCE, POLL,
+        api::{Broken, Client},
+        eventually,
+        receiver::{Answer, Receiver},
+        server::Server,
+    },
+};
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
+use std::{
+    collections::HashMap,
+    process::ExitStatus,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::{runtime::Runtime, task::JoinHandle};
+
+pub struct Drill {
+    pub server: Server,
+    pub receiver: Receiver,
+    pub runs: Vec<Run>,
+    runtime: Runtime,
+    book: Arc<Book>,
+    producers: Vec<JoinHandle<()>>,
+    observer: JoinHandle<()>,
+}
+
+impl Drill {
+    /// Everything is drawn from the seed but what the machine decides.
+    pub fn start(seed: u64, flags: &[&str]) -> Self {
+        let receiver = Receiver::start();
+        let began = Instant::now();
+        let server = Server::start_with(flags);
+        let runtime = Runtime::new().expect("a runtime");
+        runtime.block_on(set_up(&server, &receiver));
+        let book = Arc::<Book>::default();
+        let client = || Client::new(server.address(), server.token());
+        let producers = (0..PRODUCERS)
+            .map(|number| runtime.spawn(produce(Arc::clone(&book), client(), seed.wrapping_add(number))))
+            .collect();
+        let observer = runtime.spawn(observe(Arc::clone(&book), client()));
+        Self { server, receiver, runs: vec![Run { began, end: None }], runtime, book, producers, observer }
+    }
+
+    /// Lets it run. This is when the fault comes, and nothing waits for it.
+    pub fn run_for(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    pub fn kill(&mut self) {
+        self.note_end(End::Killed { at: Instant::now() });
+        self.server.kill();
+    }
+
+    pub fn stop(&mut self) -> ExitStatus {
+        let status = self.server.stop();
+        self.note_end(End::Stopped);
+        status
+    }
+
+    pub fn start_again(&mut self) -> Duration {
+        self.runs.push(Run { began: Instant::now(), end: None });
+        self.server.start_again()
+    }
+
+    /// Does not wait until it is ready.
+    pub fn begin_again(&mut self) {
+        self.runs.push(Run { began: Instant::now(), end: None });
+        self.server.begin_again();
+    }
+
+    pub fn note_end(&mut self, end: End) {
+        self.runs.last_mut().expect("it was started").end = Some(end);
+    }
+
+    /// Makes an endpoint take requests and not answer, until `release`, and waits for the first of them.
+    pub fn hold(&self, path: &str) {
+        self.receiver.always(path, Answer::Hang);
+        let is_open = async || self.receiver.arrivals_at(path).iter().any(|it| it.closed.is_none()).then_some(());
+        self.runtime.block_on(eventually(&format!("a request that hangs at {path}"), is_open));
+    }
+
+    pub fn release(&self, path: &str) {
+        self.receiver.always(path, Answer::Status(204));
+    }
+
+    /// Waits until the server says that it does what it was asked to.
+    pub fn wait_for_word(&self, word: &str) {
+        let is_said = async || self.server.log().contains(word).then_some(());
+        self.runtime.block_on(eventually(&format!("the word `{word}` in the log"), is_said));
+    }
+
+    pub fn accepted(&self) -> usize {
+        self.book.events().iter().filter(|event| event.accepted.is_some()).count()
+    }
+
+    /// Ends the load, waits until nothing is left to do, and gathers what everyone has to say.
+    pub fn finish(mut self) -> Logs {
+        self.book.is_over.store(true, Relaxed);
+        let mut client = Client::new(self.server.address(), self.server.token());
+        let producers = std::mem::take(&mut self.producers);
+        self.runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + PATIENCE;
+            for producer in producers {
+                let ended = tokio::time::timeout_at(deadline, producer).await;
+                ended.expect("every event is accepted in the end").expect("no producer got a strange answer");
+            }
+            (&mut self.observer).await.expect("the observer got no strange answer");
+            for endpoint in endpoints() {
+                eventually(&format!("nothing to do at {}", endpoint.path), async || {
+                    is_done(&mut client, &endpoint).await.then_some(())
+                })
+                .await;
+            }
+        });
+        let view = self.runtime.block_on(look(&mut client)).expect("the server answers");
+        Logs {
+            endpoints: endpoints(),
+            events: self.book.events().clone(),
+            arrivals: arrivals(&self.receiver, &self.runs),
+            view,
+            sightings: self.book.sightings().values().cloned().collect(),
+            runs: self.runs,
+        }
+    }
+}
+
+/// What the tasks write down.
+#[derive(Default)]
+struct Book {
+    events: Mutex<Vec<Event>>,
+    /// The first of each delivery.
+    sightings: Mutex<HashMap<(String, String), Sighting>>,
+    is_over: AtomicBool,
+}
+
+impl Book {
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().expect("no one panics while holding the events")
+    }
+
+    fn sightings(&self) -> MutexGuard<'_, HashMap<(String, String), Sighting>> {
+        self.sightings.lock().expect("no one panics while holding the sightings")
+    }
+}
+
+const APPS: [&str; 3] = ["orders", "users", "flaky"];
+
+pub fn endpoints() -> Vec<Endpoint> {
+    let endpoint =
+        |app, path: &str, event_type, refuses_first| Endpoint { app, path: path.to_owned(), event_type, refuses_first };
+    vec![
+        endpoint(0, "/orders-books", None, false),
+        endpoint(0, "/orders-mail", None, false),
+        endpoint(0, "/orders-slow", None, false),
+        endpoint(1, "/users-all", None, false),
+        endpoint(1, "/users-new", Some("user.created"), false),
+        endpoint(2, "/flaky-once", None, true),
+    ]
+}
+
+fn uid(endpoint: &Endpoint) -> &str {
+    endpoint.path.trim_start_matches('/')
+}
+
+async fn set_up(server: &Server, receiver: &Receiver) {
+    let mut client = Client::new(server.address(), server.token());
+    for app in APPS {
+        client.create("/api/v1/app", &json!({ "name": app, "uid": app })).await;
+    }
+    for name in ["order.paid", "user.created", "user.deleted", "flaky.tried"] {
+        client.create("/api/v1/event-type", &json!({ "name": name, "description": "for the drill" })).await;
+    }
+    for endpoint in endpoints() {
+        let mut body = json!({ "url": receiver.url(&endpoint.path), "uid": uid(&endpoint) });
+        if let Some(event_type) = endpoint.event_type {
+            body["filterTypes"] = json!([event_type]);
+        }
+        client.create(&format!("/api/v1/app/{}/endpoint", APPS[endpoint.app]), &body).await;
+    }
+    // Slow enough that requests are on the network at every kill, and that a backlog stands behind them.
+    receiver.always("/orders-slow", Answer::Status(204).after(Duration::from_millis(20)));
+    receiver.always("/flaky-once", Answer::Status(503).on_first_try_else(Answer::Status(204)));
+}
+
+/// Offers one event after the other, each one until it is accepted, as every SDK does.
+async fn produce(book: Arc<Book>, mut client: Client, seed: u64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    while !book.is_over.load(Relaxed) {
+        let (number, event) = {
+            let mut events = book.events();
+            let number = events.len();
+            let event = draw(number, &mut rng);
+            events.push(event.clone());
+            (number, event)
+        };
+        let request = Request::of(number, &event);
+        let receipt = offer_until_accepted(&book, &mut client, number, &request).await;
+        book.events()[number].accepted = Some(receipt);
+        tokio::time::sleep(THINKING).await;
+    }
+}
+
+fn draw(number: usize, rng: &mut ChaCha8Rng) -> Event {
+    let (app, event_type) = match rng.random_range(0..100) {
+        0..60 => (0, "order.paid"),
+        60..80 => (1, "user.created"),
+        80..96 => (1, "user.deleted"),
+        _ => (2, "flaky.tried"),
+    };
+    let padding = "\u{17c}".repeat(rng.random_range(0..1_000));
+    // Written as no JSON library would write it: the bytes must come through, not only their meaning.
+    let payload = format!("{{\"event\":  {number}, \"price\":1.50 ,\"padding\": \"{padding}\"}}");
+    Event { app, event_type, payload: payload.into(), offers: 0, accepted: None }
+}
+
+struct Request {
+    path: String,
+    body: String,
+    idempotency_key: Option<String>,
+    has_event_id: bool,
+}
+
+impl Request {
+    /// An event is recognised by a key that a client made up, by one that its user chose, by its own id, or by two.
+    fn of(number: usize, event: &Event) -> Self {
+        let idempotency_key = match number % 4 {
+            0 | 3 => Some(format!("auto_{number}")),
+            1 => Some(format!("event-{number}")),
+            _ => None,
+        };
+        let has_event_id = number % 4 >= 2;
+        let event_id = if has_event_id { format!(",\"eventId\":\"event-{number}\"") } else { String::new() };
+        let payload = str::from_utf8(&event.payload).expect("it was made of text");
+        Self {
+            path: format!("/api/v1/app/{}/msg?with_content=false", APPS[event.app]),
+            body: format!("{{\"eventType\":\"{}\",\"payload\":{payload}{event_id}}}", event.event_type),
+            idempotency_key,
+            has_event_id,
+        }
+    }
+}
+
+async fn offer_until_accepted(book: &Book, client: &mut Client, number: usize, request: &Request) -> Receipt {
+    let key: Vec<_> = request.idempotency_key.iter().map(|key| ("idempotency-key", key.as_str())).collect();
+    loop {
+        book.events()[number].offers += 1;
+        let is_first = book.events()[number].offers == 1;
+        match client.send(Method::POST, &request.path, &key, &request.body).await {
+            Ok((StatusCode::ACCEPTED, body)) => {
+                let answer: MessageOut = serde_json::from_slice(&body).expect("a message");
+                return Receipt { message: Some(answer.id) };
+            }
+            Ok((StatusCode::CONFLICT, _)) if request.has_event_id && key.is_empty() && !is_first => {
+                return Receipt { message: None };
+            }
+            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, _)) | Err(Broken(_)) => {
+                tokio::time::sleep(BEFORE_REPEATING).await;
+            }
+            Ok((status, body)) => {
+                panic!("event {number} got {status} {} for {}", String::from_utf8_lossy(&body), request.body)
+            }
+        }
+    }
+}
+
+/// Notes what the API calls delivered, at one endpoint after the other.
+async fn observe(book: Arc<Book>, mut client: Client) {
+    let endpoints = endpoints();
+    for endpoint in endpoints.iter().cycle() {
+        if book.is_over.load(Relaxed) {
+            return;
+        }
+        let path = format!("/api/v1/app/{}/attempt/endpoint/{}?status=0", APPS[endpoint.app], uid(endpoint));
+        match client.get::<Data<AttemptOut>>(&path).await {
+            Ok(newest) => {
+                let at = Instant::now();
+                for attempt in newest.data {
+                    let delivery = (endpoint.path.clone(), attempt.msg_id);
+                    let (path, message) = delivery.clone();
+                    book.sightings().entry(delivery).or_insert(Sighting { path, message, at });
+                }
+            }
+            Err(Broken(_)) => tokio::time::sleep(BEFORE_REPEATING).await,
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+async fn is_done(client: &mut Client, endpoint: &Endpoint) -> bool {
+    for unfinished in ["1", "3"] {
+        let path =
+            format!("/api/v1/app/{}/endpoint/{}/msg?limit=1&status={unfinished}", APPS[endpoint.app], uid(endpoint));
+        if !client.get::<Data<MessageOut>>(&path).await.expect("the server answers").data.is_empty() {
+            return false;
+        }
+    }
+    true
+}
+
+async fn look(client: &mut Client) -> Result<View, Broken> {
+    let mut view = View::default();
+    for (app, name) in APPS.into_iter().enumerate() {
+        for message in client.list::<MessageOut>(&format!("/api/v1/app/{name}/msg?with_content=true")).await? {
+            let payload = Bytes::from(message.payload.get().to_owned());
+            view.messages.push(Message { id: message.id, app, event_type: message.event_type, payload });
+        }
+    }
+    for endpoint in endpoints() {
+        let (app, uid) = (APPS[endpoint.app], uid(&endpoint));
+        for delivery in client.list::<DeliveryOut>(&format!("/api/v1/app/{app}/endpoint/{uid}/msg")).await? {
+            view.deliveries.push((endpoint.path.clone(), delivery.id, delivery.status));
+        }
+        for attempt in client.list::<AttemptOut>(&format!("/api/v1/app/{app}/attempt/endpoint/{uid}")).await? {
+            let AttemptOut { msg_id, response_status_code, verdict } = attempt;
+            view.attempts.push((endpoint.path.clone(), msg_id, verdict.attempt_number, response_status_code));
+        }
+    }
+    Ok(view)
+}
+
+/// A connection belongs to the run that opened it: what the receiver reads late from it does so too.
+fn arrivals(receiver: &Receiver, runs: &[Run]) -> Vec<Arrival> {
+    let mut run_of: HashMap<usize, usize> = HashMap::new();
+    let mut arrivals = receiver.arrivals();
+    arrivals.sort_by_key(|arrival| arrival.opened);
+    arrivals
+        .into_iter()
+        .map(|arrival| {
+            let run = *run_of.entry(arrival.connection).or_insert_with(|| {
+                runs.iter().rposition(|run| run.began <= arrival.opened).expect("nothing comes before the first run")
+            });
+            let message = arrival.header("webhook-id").to_owned();
+            let attempt = arrival.header("webhook-attempt").parse().expect("a number");
+            Arrival { path: arrival.path, message, attempt, body: arrival.body, at: arrival.opened, run }
+        })
+        .collect()
+}
+
+#[derive(Deserialize)]
+struct Data<T> {
+    data: Vec<T>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MessageOut {
+    id: String,
+    event_type: String,
+    payload: Box<RawValue>,
+}
+
+#[derive(Deserialize)]
+struct DeliveryOut {
+    id: String,
+    status: u8,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AttemptOut {
+    msg_id: String,
+    response_status_code: u16,
+    verdict: VerdictOut,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VerdictOut {
+    attempt_number: u32,
+}
+
+const PRODUCERS: u64 = 8;
+/// Between two events of one producer; with it, a machine of two cores is busy and not swamped.
+const THINKING: Duration = Duration::from_millis(5);
+const BEFORE_REPEATING: Duration = Duration::from_millis(5);

@@ -1,0 +1,26 @@
+//! What the tests of the real binary share: the server as a process, and a receiver for what it sends.
+
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
+pub mod api;
+pub mod receiver;
+pub mod server;
+
+use std::time::{Duration, Instant};
+
+/// Asks again until there is an answer. What never comes fails the test, with a word on what was awaited.
+pub async fn eventually<T>(awaited: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for: {awaited}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Long enough for a busy machine and for the first retry, which comes within seconds.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const POLL: Duration = Duration::from_millis(10);
