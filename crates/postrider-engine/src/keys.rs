@@ -1,5 +1,19 @@
 //! The integer keys by which everything is stored. They grow with time, so that "newer" is "greater".
 
+use crate::time::Timestamp;
+
+/// Keys carry the millisecond at which they were made, above 21 bits that tell those of one millisecond apart.
+const SEQUENCE_BITS: u32 = 21;
+
+/// The smallest key of a moment. Moments that no key can carry are brought to the nearest that one can.
+pub fn first_key_at(at: Timestamp) -> i64 {
+    at.as_millis().clamp(0, i64::MAX >> SEQUENCE_BITS) << SEQUENCE_BITS
+}
+
+pub fn time_of_key(key: i64) -> Timestamp {
+    Timestamp::from_millis(key >> SEQUENCE_BITS)
+}
+
 /// Declares a key type: a positive integer that must not be mixed up with one of another kind.
 macro_rules! key {
     ($(#[$doc:meta])* $name:ident) => {

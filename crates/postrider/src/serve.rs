@@ -49,7 +49,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut terminate = unix::signal(unix::SignalKind::terminate())?;
     let data = settings.data.display().to_string();
     let server = Server::start(settings, metrics).await?;
-    tracing::info!(address = %server.address(), data, "ready; `postrider token --data {data}` prints a token");
+    tracing::info!("listening on http://{}; for an API token run: postrider token --data {data}", server.address());
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -71,7 +71,12 @@ impl Server {
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
         // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
+        let first_start = !settings.data.join(Keyring::FILE).exists();
         let keyring = Keyring::open_or_create(&settings.data)?;
+        if first_start {
+            let file = settings.data.join(Keyring::FILE).display().to_string();
+            tracing::info!(file, "made the keys of this deployment; keep a copy of that file");
+        }
         let data = settings.data.clone();
         let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
         let store: Arc<dyn Store> = Arc::new(store);

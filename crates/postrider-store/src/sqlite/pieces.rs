@@ -2,6 +2,7 @@
 
 use crate::records::{Cut, Order, Page};
 use postrider_engine::Timestamp;
+pub use postrider_engine::keys::{first_key_at, time_of_key};
 use rusqlite::{CachedStatement, Connection};
 use std::sync::Arc;
 
@@ -27,18 +28,6 @@ impl Piece {
 pub fn piece_of(pieces: &[Piece], message: i64) -> Option<Piece> {
     let after = pieces.partition_point(|piece| piece.first_key <= message);
     after.checked_sub(1).map(|index| pieces[index])
-}
-
-/// Keys carry the millisecond at which they were made, above 21 bits that tell those of one millisecond apart.
-const SEQUENCE_BITS: u32 = 21;
-
-/// The smallest key of a moment. Moments that no key can carry are brought to the nearest that one can.
-pub fn first_key_at(at: Timestamp) -> i64 {
-    at.as_millis().clamp(0, i64::MAX >> SEQUENCE_BITS) << SEQUENCE_BITS
-}
-
-pub fn time_of_key(key: i64) -> Timestamp {
-    Timestamp::from_millis(key >> SEQUENCE_BITS)
 }
 
 /// The open interval of keys that a page may show, `(low, high)`, and the direction in which to read it.

@@ -11,7 +11,6 @@ use super::{
 use crate::{
     clock,
     config::{LogFormat, Settings},
-    keyring::Keyring,
     serve::Server,
     telemetry,
     tokens::ENVIRONMENT_TOKEN_LIFE,
@@ -51,7 +50,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         shutdown_grace: Duration::from_secs(3),
         ..Settings::defaults()
     };
-    Keyring::open_or_create(&settings.data)?;
     let server = Server::start(settings, telemetry::start_metrics()?).await?;
     let done = show(&server, args.rate).await;
     tokio::select! {

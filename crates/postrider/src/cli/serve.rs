@@ -1,12 +1,11 @@
 //! `postrider serve`: settings from everywhere, logs, and then the server.
 
-use super::{on_runtime, print};
+use super::on_runtime;
 use crate::{
     config::{Settings, SettingsError, Sources, default_file},
-    keyring::Keyring,
     telemetry,
 };
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -63,7 +62,6 @@ impl PlaceFlags {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let _lines = telemetry::start_logs(&settings.log, settings.log_format)?;
-    make_keys(&settings.data)?;
     on_runtime(crate::serve::run(settings))
 }
 
@@ -82,19 +80,4 @@ impl Args {
         let subnets = self.allow_subnets.iter().map(|subnet| ("allow_subnets", subnet.clone()));
         self.place.settings(single.chain(subnets).collect())
     }
-}
-
-/// At the first start, makes the keys and says how to get in: there is no default password.
-fn make_keys(folder: &Path) -> anyhow::Result<()> {
-    let first = !folder.join(Keyring::FILE).exists();
-    Keyring::open_or_create(folder)?;
-    if first {
-        let folder = print::escaped_word(&folder.display().to_string(), 500);
-        print::tell(&format!(
-            "Made the keys of this deployment in {folder}/{}. Keep a copy of that file.",
-            Keyring::FILE
-        ));
-        print::tell(&format!("For an API token, run: postrider token --data {folder}"));
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@ use super::{
     message_in::Tag,
 };
 use crate::ids::PublicKey;
-use postrider_engine::Timestamp;
+use postrider_engine::{Timestamp, keys::time_of_key};
 use postrider_store::{Cut, MessageFilter};
 use serde::{
     Deserialize,
@@ -49,9 +49,9 @@ pub fn message_filter<K: PublicKey>(
     })
 }
 
-/// When a thing was made: its key tells. The store's keys have the milliseconds above 21 bits of sequence.
+/// When a thing was made: its key tells.
 pub fn made_at(key: impl PublicKey) -> Timestamp {
-    Timestamp::from_millis(key.raw_key() >> 21)
+    time_of_key(key.raw_key())
 }
 
 /// A value that is judged as if it stood in a body.
