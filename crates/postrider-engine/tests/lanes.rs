@@ -14,8 +14,15 @@ use std::{
     time::Duration,
 };
 
-const LIMITS: Limits =
-    Limits { window: 6, bytes: 100_000, unsettled: 8, in_flight: 12, patience: Duration::from_millis(50) };
+const LIMITS: Limits = Limits {
+    window: 6,
+    bytes: 20_000,
+    lane_bytes: 8_000,
+    loads: 2,
+    unsettled: 8,
+    in_flight: 12,
+    patience: Duration::from_millis(50),
+};
 const CAP: usize = 3;
 
 /// Work that was begun and whose end the dispatcher has not heard of.
@@ -52,12 +59,16 @@ struct World {
 
 impl World {
     fn new(seed: u64, lanes: i64, fail_share: f64) -> Self {
+        Self::with_app_rate(seed, lanes, fail_share, None)
+    }
+
+    fn with_app_rate(seed: u64, lanes: i64, fail_share: f64, app_rate: Option<u32>) -> Self {
         let settings = (1..=lanes)
             .map(|lane| {
                 let rate = (lane % 3 == 0).then_some(50);
                 (
                     EndpointKey::new(lane),
-                    LaneSettings { app: AppKey::new(1), app_rate: None, in_flight_max: CAP, rate, parked: false },
+                    LaneSettings { app: AppKey::new(1), app_rate, in_flight_max: CAP, rate, parked: false },
                 )
             })
             .collect();
@@ -318,4 +329,49 @@ fn a_rate_spreads_requests_over_time() {
     assert!(world.sent.len() <= 101, "{} within the next second", world.sent.len());
     world.settle_down();
     assert_eq!(world.delivered.len(), 120);
+}
+
+#[test]
+fn lanes_share_the_rate_of_their_application() {
+    let mut world = World::with_app_rate(1, 2, 0.0, Some(10));
+    for message in 0..40 {
+        world.accept(message, 1 + message % 2);
+        while !world.pending.is_empty() {
+            world.finish_one();
+        }
+    }
+    assert_eq!(world.sent.len(), 10, "a second's worth at once");
+    for _ in 0..20 {
+        world.advance(100);
+        while !world.pending.is_empty() {
+            world.finish_one();
+        }
+    }
+    let sent_in = |lane| world.sent.iter().filter(|id| id.endpoint == EndpointKey::new(lane)).count();
+    assert!(world.sent.len() <= 31, "{} in two seconds more", world.sent.len());
+    assert!(sent_in(1).abs_diff(sent_in(2)) <= 2, "{} and {}", sent_in(1), sent_in(2));
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 40);
+}
+
+#[test]
+fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
+    let mut world = World::new(1, 1, 1.0);
+    for message in 0..20 {
+        world.accept(message, 1);
+    }
+    while !world.pending.is_empty() {
+        world.finish_one();
+    }
+    world.advance(1_000);
+    while !matches!(world.pending.last(), None | Some(Pending::Request(_))) {
+        world.finish_one();
+    }
+    world.park(1, true);
+    while !world.pending.is_empty() {
+        world.finish_one();
+    }
+    assert_eq!(world.dispatcher.held(), 0);
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 20);
 }

@@ -46,6 +46,8 @@ pub struct EndpointEntry {
     /// Judged anew at every load, because what may be called can change with the settings.
     pub target: Result<EndpointUrl, UrlError>,
     pub headers: HeaderMap,
+    /// Its secrets could be opened. If not, the fault is ours, and it is not called.
+    pub is_whole: bool,
     signing: Vec<(SigningKey, Option<Timestamp>)>,
 }
 
@@ -124,8 +126,9 @@ impl Directory {
     }
 
     fn prepare(&self, application: &Application, endpoint: Endpoint) -> EndpointEntry {
-        let (signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
+        let (is_whole, signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
             Ok(private) => (
+                true,
                 private.secrets.iter().map(|active| (SigningKey::new(&active.secret), active.expires_at)).collect(),
                 private
                     .headers
@@ -137,7 +140,7 @@ impl Directory {
             ),
             Err(error) => {
                 tracing::error!(endpoint = endpoint.key.raw(), %error, "an endpoint's secrets cannot be opened");
-                (Vec::new(), HeaderMap::new())
+                (false, Vec::new(), HeaderMap::new())
             }
         };
         // Whether plain http is welcome is decided when an endpoint is made, not each time it is called.
@@ -156,6 +159,7 @@ impl Directory {
             target: EndpointUrl::parse(&endpoint.url, &rules),
             shown_url: endpoint.url.into(),
             headers,
+            is_whole,
             signing,
         }
     }

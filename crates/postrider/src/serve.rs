@@ -18,7 +18,7 @@ use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use postrider_engine::EndpointKey;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     collections::BTreeMap,
@@ -48,11 +48,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
     let mut terminate = unix::signal(unix::SignalKind::terminate())?;
     let data = settings.data.display().to_string();
-    let server = Server::start(settings, metrics).await?;
+    let mut server = Server::start(settings, metrics).await?;
     tracing::info!("listening on http://{}; for an API token run: postrider token --data {data}", server.address());
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
+        () = server.broken() => anyhow::bail!("a part of the server ended by itself; start it again, nothing is lost"),
     }
     tracing::info!("stopping: requests under way are finished; a second signal ends it at once");
     tokio::select! {
@@ -138,6 +139,14 @@ impl Server {
         &self.tokens
     }
 
+    /// Completes if something that should run for as long as the server does has ended.
+    async fn broken(&mut self) {
+        tokio::select! {
+            _ = &mut self.serving => {}
+            _ = &mut self.dispatching => {}
+        }
+    }
+
     /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
     pub async fn stop(self) {
         self.stop.send_replace(true);
@@ -180,9 +189,15 @@ fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
 async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
     let waiting = metrics::gauge!("postrider_deliveries_waiting");
     let dead = metrics::gauge!("postrider_dead_letters");
-    while let Ok(counts) = store.counts().await {
-        waiting.set(counts.waiting as f64);
-        dead.set(counts.dead as f64);
+    loop {
+        match store.counts().await {
+            Ok(counts) => {
+                waiting.set(counts.waiting as f64);
+                dead.set(counts.dead as f64);
+            }
+            Err(StoreError::Closed) => return,
+            Err(error) => tracing::warn!(%error, "the store could not be counted"),
+        }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
     }

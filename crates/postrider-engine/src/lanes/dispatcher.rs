@@ -4,7 +4,7 @@
 //! something to send stand in a queue and take turns, one request each, so that a flooded lane delays nobody.
 //! No step costs more for a lane that has more waiting in it.
 
-use super::lane::{FixedHash, Lane, LaneSettings, Loading, Parcel, earliest};
+use super::lane::{FixedHash, Lane, LaneSettings, Loading, Parcel, Timer, earliest};
 use crate::{
     keys::{AppKey, DeliveryId, EndpointKey},
     policy::Bucket,
@@ -19,8 +19,12 @@ use std::{
 pub struct Limits {
     /// Deliveries that one lane keeps ready in memory.
     pub window: usize,
-    /// What all lanes together keep ready, in bytes.
+    /// What all lanes together keep in memory, in bytes.
     pub bytes: usize,
+    /// What one lane loads into memory, in bytes.
+    pub lane_bytes: usize,
+    /// Loads under way at the same time.
+    pub loads: usize,
     /// Requests and unwritten outcomes of one lane: what a crash can make it repeat.
     pub unsettled: usize,
     /// Requests of all lanes on the network.
@@ -34,6 +38,8 @@ impl Default for Limits {
         Self {
             window: 1_024,
             bytes: 64 * 1024 * 1024,
+            lane_bytes: 2 * 1024 * 1024,
+            loads: 4,
             unsettled: 64,
             in_flight: 8_192,
             patience: Duration::from_secs(5),
@@ -43,6 +49,9 @@ impl Default for Limits {
 
 /// Memory is shared by all lanes, so none of them is told when another one frees some.
 const MEMORY_RECHECK: Duration = Duration::from_millis(50);
+
+/// What a lane may load when memory is short: enough to go on, too little to matter.
+const SCANT_WINDOW: usize = 16;
 
 #[derive(Debug)]
 pub enum Command<C> {
@@ -65,7 +74,9 @@ pub struct Dispatcher<C> {
     turns: VecDeque<EndpointKey>,
     /// Lanes that want to be loaded.
     loads: VecDeque<EndpointKey>,
-    timers: BTreeSet<(Timestamp, EndpointKey)>,
+    loading: usize,
+    timers: BTreeSet<(Timer, EndpointKey)>,
+    tickets: u64,
     spills: Vec<DeliveryId>,
     in_flight: usize,
     bytes: usize,
@@ -80,7 +91,9 @@ impl<C> Dispatcher<C> {
             apps: HashMap::default(),
             turns: VecDeque::new(),
             loads: VecDeque::new(),
+            loading: 0,
             timers: BTreeSet::new(),
+            tickets: 0,
             spills: Vec::new(),
             in_flight: 0,
             bytes: 0,
@@ -90,7 +103,17 @@ impl<C> Dispatcher<C> {
 
     /// Opens a lane, or changes how an open one works.
     pub fn set_lane(&mut self, endpoint: EndpointKey, settings: LaneSettings, now: Timestamp) {
-        self.open(endpoint, settings).change(settings);
+        let lane = self.open(endpoint, settings);
+        lane.change(settings);
+        if settings.parked {
+            // What has a row need not be kept in memory while nothing is sent.
+            let let_go = lane.take_ready(|parcel| !parcel.handed);
+            if !let_go.is_empty() {
+                lane.stored.expect(now);
+            }
+            let freed: usize = let_go.into_iter().map(|id| lane.release(id)).sum();
+            self.bytes -= freed;
+        }
         self.set_app_rate(settings.app, settings.app_rate);
         self.review(endpoint, now);
     }
@@ -130,8 +153,7 @@ impl<C> Dispatcher<C> {
             self.spills.push(parcel.id);
             return;
         }
-        lane.held.insert(parcel.id);
-        lane.ready.push_back(parcel);
+        lane.hold(parcel);
         self.bytes = bytes;
         self.review(endpoint, now);
     }
@@ -164,12 +186,17 @@ impl<C> Dispatcher<C> {
         next_due: Option<Timestamp>,
         now: Timestamp,
     ) {
+        self.loading -= 1;
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         let Some(loading) = lane.stored.loading.take() else { return };
+        if lane.settings.parked {
+            lane.stored.next_due = Some(now);
+            return;
+        }
         for parcel in parcels {
-            if !loading.settled.contains(&parcel.id) && lane.held.insert(parcel.id) {
+            if !loading.settled.contains(&parcel.id) && !lane.held.contains_key(&parcel.id) {
                 self.bytes += parcel.weight;
-                lane.ready.push_back(parcel);
+                lane.hold(parcel);
             }
         }
         let rest = if more { Some(now) } else { next_due };
@@ -179,6 +206,7 @@ impl<C> Dispatcher<C> {
 
     /// A load did not succeed: it is tried again after a while.
     pub fn load_failed(&mut self, endpoint: EndpointKey, now: Timestamp, again: Duration) {
+        self.loading -= 1;
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
             lane.stored.loading = None;
             lane.stored.next_due = Some(now.plus(again));
@@ -200,7 +228,7 @@ impl<C> Dispatcher<C> {
     pub fn settled(&mut self, id: DeliveryId, due: Option<Timestamp>, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&id.endpoint) else { return };
         lane.settling -= 1;
-        lane.held.remove(&id);
+        self.bytes -= lane.release(id);
         if let Some(loading) = &mut lane.stored.loading {
             loading.settled.insert(id);
         }
@@ -217,18 +245,22 @@ impl<C> Dispatcher<C> {
         if let Some(parcel) = self.next_send(now) {
             return Some(Command::Send(parcel));
         }
-        if let Some(endpoint) = self.loads.pop_front() {
-            let Some(lane) = self.lanes.get_mut(&endpoint) else { return self.next(now) };
+        while self.loading < self.limits.loads
+            && let Some(endpoint) = self.loads.pop_front()
+        {
+            let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
+            self.loading += 1;
             lane.stored.loading = Some(Loading::default());
             // Rows of what is held may be among those found, so they are allowed for.
-            let limit = self.limits.window - lane.ready.len() + lane.held.len();
+            let room = if self.bytes < self.limits.bytes / 2 { self.limits.window } else { SCANT_WINDOW };
+            let limit = room.saturating_sub(lane.ready.len()) + lane.held.len();
             return Some(Command::Load { endpoint, limit });
         }
         (!self.spills.is_empty()).then(|| Command::Spill(std::mem::take(&mut self.spills)))
     }
 
     pub fn sleep_until(&self) -> Option<Timestamp> {
-        let timer = self.timers.first().map(|(at, _)| *at);
+        let timer = self.timers.first().map(|(timer, _)| timer.at);
         let sweep = (self.bytes > 0 || !self.turns.is_empty()).then(|| self.swept.plus(self.limits.patience));
         earliest(timer, sweep)
     }
@@ -266,7 +298,6 @@ impl<C> Dispatcher<C> {
             let parcel = lane.ready.pop_front()?;
             lane.in_flight += 1;
             self.in_flight += 1;
-            self.bytes -= parcel.weight;
             self.review(endpoint, now);
             return Some(parcel);
         }
@@ -281,9 +312,12 @@ impl<C> Dispatcher<C> {
             self.turns.push_back(endpoint);
         }
         // Half a window is kept, so that a lane does not run dry while it is loaded.
-        let wants_more =
-            !lane.settings.parked && lane.stored.loading.is_none() && lane.ready.len() < self.limits.window / 2;
-        let memory_is_full = self.bytes >= self.limits.bytes / 2;
+        let wants_more = !lane.settings.parked
+            && lane.stored.loading.is_none()
+            && lane.ready.len() < self.limits.window / 2
+            && lane.bytes < self.limits.lane_bytes;
+        // A lane that has nothing may always load a little, so that others who fill the memory do not stop it.
+        let memory_is_full = self.bytes >= self.limits.bytes / 2 && !lane.held.is_empty();
         let timer = match lane.stored.next_due {
             Some(due) if wants_more && memory_is_full => Some(due.max(now.plus(MEMORY_RECHECK))),
             Some(due) if wants_more && due <= now => {
@@ -311,20 +345,22 @@ impl<C> Dispatcher<C> {
 
     fn set_timer(&mut self, endpoint: EndpointKey, at: Option<Timestamp>) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        if lane.timer == at {
+        if lane.timer.map(|timer| timer.at) == at {
             return;
         }
         if let Some(old) = lane.timer.take() {
             self.timers.remove(&(old, endpoint));
         }
         if let Some(at) = at {
-            self.timers.insert((at, endpoint));
+            self.tickets += 1;
+            let timer = Timer { at, ticket: self.tickets };
+            self.timers.insert((timer, endpoint));
+            lane.timer = Some(timer);
         }
-        lane.timer = at;
     }
 
     fn wake_due(&mut self, now: Timestamp) {
-        while let Some((_, endpoint)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+        while let Some((_, endpoint)) = self.timers.first().copied().filter(|(timer, _)| timer.at <= now) {
             self.timers.pop_first();
             if let Some(lane) = self.lanes.get_mut(&endpoint) {
                 lane.timer = None;
@@ -345,13 +381,10 @@ impl<C> Dispatcher<C> {
             if lane.ready.front().is_none_or(|parcel| parcel.since > oldest) {
                 continue;
             }
-            let (stale, kept) = lane.ready.drain(..).partition(|parcel| parcel.handed);
-            lane.ready = kept;
-            for parcel in Vec::from(stale) {
-                self.bytes -= parcel.weight;
-                lane.held.remove(&parcel.id);
+            for id in lane.take_ready(|parcel| parcel.handed) {
+                self.bytes -= lane.release(id);
                 lane.stored.spilling += 1;
-                self.spills.push(parcel.id);
+                self.spills.push(id);
             }
         }
     }

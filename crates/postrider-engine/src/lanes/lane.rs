@@ -9,7 +9,7 @@ use crate::{
     policy::{Bucket, Progress},
     time::Timestamp,
 };
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A delivery on its way, with whatever its carrier needs to send it.
 #[derive(Clone, Debug)]
@@ -51,12 +51,21 @@ pub(super) struct Lane<C> {
     pub in_flight: usize,
     /// Outcomes that are not yet durable.
     pub settling: usize,
-    /// All that this lane has in memory, so that a load does not bring it a second time.
-    pub held: HashSet<DeliveryId, FixedHash>,
+    /// All that this lane has in memory, with its weight: a load must not bring it a second time.
+    pub held: HashMap<DeliveryId, usize, FixedHash>,
+    /// The weight of all that is held.
+    pub bytes: usize,
     pub stored: Stored,
     /// It stands in the queue for a turn.
     pub queued: bool,
-    pub timer: Option<Timestamp>,
+    pub timer: Option<Timer>,
+}
+
+/// When a lane is to be looked at, and whether before or after others of the same moment: who has waited longer is first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Timer {
+    pub at: Timestamp,
+    pub ticket: u64,
 }
 
 /// What the lane knows of its rows in the store.
@@ -86,7 +95,8 @@ impl<C> Lane<C> {
             ready: VecDeque::new(),
             in_flight: 0,
             settling: 0,
-            held: HashSet::default(),
+            held: HashMap::default(),
+            bytes: 0,
             stored: Stored::default(),
             queued: false,
             timer: None,
@@ -99,6 +109,26 @@ impl<C> Lane<C> {
             None => Bucket::new(settings.rate),
         };
         self.settings = settings;
+    }
+
+    pub fn hold(&mut self, parcel: Parcel<C>) {
+        self.held.insert(parcel.id, parcel.weight);
+        self.bytes += parcel.weight;
+        self.ready.push_back(parcel);
+    }
+
+    /// Gives back the weight of what is let go.
+    pub fn release(&mut self, id: DeliveryId) -> usize {
+        let weight = self.held.remove(&id).unwrap_or(0);
+        self.bytes -= weight;
+        weight
+    }
+
+    /// Takes out of the window what answers `true`; it is still held.
+    pub fn take_ready(&mut self, which: impl Fn(&Parcel<C>) -> bool) -> Vec<DeliveryId> {
+        let (taken, kept): (VecDeque<_>, VecDeque<_>) = self.ready.drain(..).partition(which);
+        self.ready = kept;
+        taken.into_iter().map(|parcel| parcel.id).collect()
     }
 
     /// Something is waiting in the store already, and what comes now belongs behind it.

@@ -437,8 +437,7 @@ impl Model {
             }
             match self.state(endpoint, message.key) {
                 DeliveryState::Delivered => stats.success += 1,
-                DeliveryState::Pending { due: Some(_) } => stats.pending += 1,
-                DeliveryState::Pending { due: None } => {}
+                DeliveryState::Pending { .. } => stats.pending += 1,
                 DeliveryState::Sending { .. } => stats.sending += 1,
                 DeliveryState::Dead { .. } => stats.fail += 1,
             }

@@ -50,7 +50,7 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
     if let Some(idempotency) = idempotency {
         batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
     }
-    batch.hand_over(key, owed.len());
+    batch.hand_over(key, &owed);
     if !owed.is_empty() {
         let letter = Arc::new(Letter {
             message: MessageKey::new(key),
@@ -105,7 +105,7 @@ fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) 
         return Ok(Some(seen));
     }
     let oldest = pieces.partition_point(|piece| piece.first_key <= remembered_from).saturating_sub(1);
-    for piece in pieces[oldest..].iter().rev() {
+    for piece in pieces[oldest..].iter().rev().filter(|piece| batch.may_be_filed(**piece, &idempotency.key)) {
         let mut find =
             piece.prepare(&batch.transaction, "SELECT message, request FROM idempotency_{n} WHERE key = ?1")?;
         let seen = |row: &rusqlite::Row<'_>| Ok(Seen { message: row.get(0)?, request: row.get(1)? });

@@ -313,8 +313,8 @@ pub fn stats(
     connection: &Connection,
     pieces: &[Piece],
     endpoint: EndpointKey,
-    since: Timestamp,
-    until: Timestamp,
+    (since, until): (Timestamp, Timestamp),
+    outstanding: &[i64],
 ) -> rusqlite::Result<Stats> {
     let snapshot = connection.unchecked_transaction()?;
     let (from, to) = (first_key_at(since), first_key_at(until));
@@ -339,6 +339,13 @@ pub fn stats(
     stats.fail = snapshot
         .prepare_cached("SELECT count(*) FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3")?
         .query_row((endpoint.raw(), from, to), |row| row.get(0))?;
+    for message in outstanding.iter().filter(|message| (from..to).contains(message)) {
+        let Some(piece) = piece_of(pieces, *message) else { continue };
+        // Between the list and this look it may have got its row, and is counted then.
+        if state(&snapshot, piece, MessageKey::new(*message), endpoint)? == (DeliveryState::Pending { due: None }) {
+            stats.pending += 1;
+        }
+    }
     Ok(stats)
 }
 

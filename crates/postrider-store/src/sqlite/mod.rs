@@ -6,6 +6,7 @@
 
 mod accept;
 mod codes;
+mod filter;
 mod history;
 mod load;
 mod lock;
@@ -121,7 +122,7 @@ impl SqliteStore {
             tracing::info!(deliveries = recovered, "found deliveries that were on their way when the last run ended");
         }
 
-        let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter });
+        let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter, outstanding: Mutex::default() });
         let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connections = |count| {
             (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
@@ -130,7 +131,7 @@ impl SqliteStore {
         Ok(Self {
             readers: Readers::start(connections(READERS)?, &shared)?,
             searchers: Readers::start(connections(SEARCHERS)?, &shared)?,
-            writer: Writer::start(connection, Arc::clone(&shared), announce, options)?,
+            writer: Writer::start(connection, Arc::clone(&shared), announce, now, options)?,
             shared,
             committed: Mutex::new(Some(committed)),
             queued: Queued::default(),
@@ -433,7 +434,10 @@ impl Store for SqliteStore {
     }
 
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
-        self.searchers.run(move |connection, pieces| history::stats(connection, pieces, endpoint, since, until)).await
+        let outstanding = self.shared.outstanding_of(endpoint);
+        self.searchers
+            .run(move |connection, pieces| history::stats(connection, pieces, endpoint, (since, until), &outstanding))
+            .await
     }
 
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {

@@ -3,14 +3,19 @@
 //! Every request of an SDK carries a key, and keys are random: an index kept in place would write a page of its
 //! own for each message, which costs more than all the rest of accepting it. So the key is stored in the message's
 //! own row, in the same commit; the newest ones are remembered here, and filed into the index later, sorted, a slice
-//! with each commit. After a crash, what was not filed yet is read from the messages again.
+//! with each commit. After a crash, what was not filed yet is read from the messages again. A filter for each piece keeps
+//! most lookups from touching the index at all.
 
 use super::{
-    pieces::{Piece, piece_of},
+    SqliteOptions,
+    filter::Filter,
+    pieces::{Piece, first_key_at, piece_of},
     writer::{note, noted},
 };
+use crate::IDEMPOTENCY_MEMORY;
+use postrider_engine::Timestamp;
 use rusqlite::Connection;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 pub type Key = [u8; 16];
 
@@ -21,8 +26,14 @@ pub struct Seen {
     pub request: [u8; 16],
 }
 
-/// So many are filed with one commit.
+/// So many are filed with one commit, or twice as many as it brings, if that is more.
 const SLICE: usize = 256;
+
+/// Filters are kept for so many pieces, a megabyte each. In older ones, keys are looked up.
+const FILTERS_MAX: usize = 32;
+
+/// Filters made at start, by reading that many pieces' indexes.
+const FILTERS_AT_START: usize = 4;
 
 const FILED: &str = "repeats_filed_through";
 
@@ -33,26 +44,67 @@ pub struct Repeats {
     /// Sorted by key, and filed from the front.
     filing: Vec<(Key, Seen)>,
     filed: usize,
+    /// By the number of the piece.
+    filters: BTreeMap<i64, Filter>,
+    /// Pieces up to this one have keys in their index and may have no filter.
+    unfiltered_through: i64,
+    filter_keys: usize,
 }
 
 impl Repeats {
     /// Reads again what was accepted and not filed when the last run ended.
-    pub fn recall(connection: &Connection, pieces: &[Piece], recent_max: usize) -> rusqlite::Result<Self> {
-        let filed = noted(connection, FILED)?.unwrap_or(0);
-        let mut recent = HashMap::new();
+    pub fn recall(
+        connection: &Connection,
+        pieces: &[Piece],
+        now: Timestamp,
+        options: SqliteOptions,
+    ) -> rusqlite::Result<Self> {
+        let mut repeats = Self {
+            recent_max: options.repeats_recent_max,
+            recent: HashMap::new(),
+            filing: Vec::new(),
+            filed: 0,
+            filters: BTreeMap::new(),
+            unfiltered_through: pieces.last().map_or(0, |newest| newest.number),
+            filter_keys: usize::try_from(options.piece_messages_max).unwrap_or(usize::MAX),
+        };
+        let forgotten = first_key_at(now.minus(IDEMPOTENCY_MEMORY));
+        let from = noted(connection, FILED)?.unwrap_or(0).max(forgotten);
         for (index, piece) in pieces.iter().enumerate() {
-            if pieces.get(index + 1).is_some_and(|next| next.first_key <= filed) {
+            if pieces.get(index + 1).is_some_and(|next| next.first_key <= from) {
                 continue;
             }
             let sql = "SELECT key, repeat FROM message_{n} WHERE key > ?1 AND repeat IS NOT NULL";
             let mut select = piece.prepare(connection, sql)?;
-            let mut rows = select.query([filed])?;
+            let mut rows = select.query([from])?;
             while let Some(row) = rows.next()? {
                 let (key, seen) = unpack(row.get(0)?, row.get(1)?);
-                recent.insert(key, seen);
+                repeats.recent.insert(key, seen);
             }
         }
-        Ok(Self { recent_max, recent, filing: Vec::new(), filed: 0 })
+        for piece in pieces.iter().rev().take(FILTERS_AT_START) {
+            let filter = repeats.read_filter(connection, *piece)?;
+            repeats.filters.insert(piece.number, filter);
+        }
+        Ok(repeats)
+    }
+
+    fn read_filter(&self, connection: &Connection, piece: Piece) -> rusqlite::Result<Filter> {
+        let mut filter = Filter::with_room_for(self.filter_keys);
+        let mut select = piece.prepare(connection, "SELECT key FROM idempotency_{n}")?;
+        let mut rows = select.query([])?;
+        while let Some(row) = rows.next()? {
+            filter.insert(&row.get(0)?);
+        }
+        Ok(filter)
+    }
+
+    /// False if the key is certainly not in the piece's index.
+    pub fn may_be_filed(&self, piece: Piece, key: &Key) -> bool {
+        match self.filters.get(&piece.number) {
+            Some(filter) => filter.may_hold(key),
+            None => piece.number <= self.unfiltered_through,
+        }
     }
 
     /// Among those that are not in the index for certain.
@@ -61,10 +113,10 @@ impl Repeats {
         self.recent.get(key).copied().or_else(filing)
     }
 
-    /// Puts the next slice into the index and tells how many that were.
-    pub fn file(&self, connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<usize> {
+    /// Puts the next slice into the index and tells how many that were. `new`: how many this commit brings.
+    pub fn file(&self, connection: &Connection, pieces: &[Piece], new: usize) -> rusqlite::Result<usize> {
         let left = &self.filing[self.filed..];
-        let slice = &left[..left.len().min(SLICE)];
+        let slice = &left[..left.len().min(SLICE.max(2 * new))];
         for (key, seen) in slice {
             if let Some(piece) = piece_of(pieces, seen.message) {
                 let sql = "INSERT OR REPLACE INTO idempotency_{n} VALUES (?1, ?2, ?3)";
@@ -79,8 +131,20 @@ impl Repeats {
     }
 
     /// What was filed and what came new is committed.
-    pub fn committed(&mut self, filed: usize, new: impl IntoIterator<Item = (Key, Seen)>) {
+    pub fn committed(&mut self, pieces: &[Piece], filed: usize, new: impl IntoIterator<Item = (Key, Seen)>) {
         self.recent.extend(new);
+        for (key, seen) in &self.filing[self.filed..self.filed + filed] {
+            let Some(piece) = piece_of(pieces, seen.message) else { continue };
+            if piece.number > self.unfiltered_through || self.filters.contains_key(&piece.number) {
+                let filter = self.filters.entry(piece.number);
+                filter.or_insert_with(|| Filter::with_room_for(self.filter_keys)).insert(key);
+            }
+        }
+        while self.filters.len() > FILTERS_MAX
+            && let Some((oldest, _)) = self.filters.pop_first()
+        {
+            self.unfiltered_through = self.unfiltered_through.max(oldest);
+        }
         self.filed += filed;
         if self.filed == self.filing.len() {
             self.filed = 0;

@@ -49,7 +49,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
         }
     }
     if settlement.handed {
-        batch.land(id.message.raw());
+        batch.land(id.message.raw(), id.endpoint);
     }
     if settlement.disable_endpoint {
         disable(batch, settlement)?;
@@ -141,7 +141,7 @@ pub fn spill(batch: &mut Batch<'_>, deliveries: &[DeliveryId], due: Timestamp) -
         if is_owed(batch, *id)? {
             start_waiting(&batch.transaction, *id, due, 0)?;
         }
-        batch.land(id.message.raw());
+        batch.land(id.message.raw(), id.endpoint);
     }
     Ok(())
 }

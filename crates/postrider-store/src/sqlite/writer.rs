@@ -11,10 +11,10 @@ use super::{
     schema,
 };
 use crate::{Committed, StoreError};
-use postrider_engine::Timestamp;
+use postrider_engine::{EndpointKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, btree_map},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -53,10 +53,10 @@ pub struct Batch<'c> {
     pieces: Pieces,
     piece_messages: u64,
     committed: Vec<Committed>,
-    /// Messages that owe so many hand-offs.
-    handed: Vec<(i64, usize)>,
-    /// One entry for each hand-off that got a row.
-    landed: Vec<i64>,
+    /// Messages, and the endpoints to which they are handed over.
+    handed: Vec<(i64, Vec<EndpointKey>)>,
+    /// Hand-offs that got a row.
+    landed: Vec<(i64, EndpointKey)>,
     repeats: &'c Repeats,
     /// Keys of messages that this batch accepts.
     new_repeats: HashMap<repeats::Key, Seen>,
@@ -82,21 +82,26 @@ impl Batch<'_> {
     }
 
     /// The message's deliveries are handed to their lanes and have no rows of their own yet.
-    pub fn hand_over(&mut self, message: i64, deliveries: usize) {
+    pub fn hand_over(&mut self, message: i64, owed: &[EndpointKey]) {
         self.piece_messages += 1;
-        if deliveries > 0 {
-            self.handed.push((message, deliveries));
+        if !owed.is_empty() {
+            self.handed.push((message, owed.to_vec()));
         }
     }
 
     /// One of the message's hand-offs now has a row.
-    pub fn land(&mut self, message: i64) {
-        self.landed.push(message);
+    pub fn land(&mut self, message: i64, endpoint: EndpointKey) {
+        self.landed.push((message, endpoint));
     }
 
     /// The message that this key was used for before, if it is not in the index for certain.
     pub fn recognised(&self, key: &repeats::Key) -> Option<Seen> {
         self.new_repeats.get(key).copied().or_else(|| self.repeats.find(key))
+    }
+
+    /// False if the key is certainly not in the piece's index.
+    pub fn may_be_filed(&self, piece: Piece, key: &repeats::Key) -> bool {
+        self.repeats.may_be_filed(piece, key)
     }
 
     pub fn recognise(&mut self, key: repeats::Key, seen: Seen) {
@@ -178,11 +183,37 @@ pub struct Writer {
 pub struct Shared {
     pub pieces: Mutex<Pieces>,
     pub minter: Minter,
+    /// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
+    pub outstanding: Mutex<BTreeMap<i64, Vec<EndpointKey>>>,
 }
 
 impl Shared {
     pub fn pieces(&self) -> Pieces {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The messages whose delivery to this endpoint has no row yet.
+    pub fn outstanding_of(&self, endpoint: EndpointKey) -> Vec<i64> {
+        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        outstanding.iter().filter(|(_, owed)| owed.contains(&endpoint)).map(|(message, _)| *message).collect()
+    }
+
+    fn oldest_outstanding(&self) -> Option<i64> {
+        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        outstanding.first_key_value().map(|(oldest, _)| *oldest)
+    }
+
+    fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
+        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        outstanding.extend(handed);
+        for (message, endpoint) in landed {
+            if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
+                entry.get_mut().retain(|owed| *owed != endpoint);
+                if entry.get().is_empty() {
+                    entry.remove();
+                }
+            }
+        }
     }
 }
 
@@ -191,10 +222,11 @@ impl Writer {
         connection: Connection,
         shared: Arc<Shared>,
         committed: async_mpsc::UnboundedSender<Vec<Committed>>,
+        now: Timestamp,
         options: SqliteOptions,
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
-        let repeats = Repeats::recall(&connection, &shared.pieces(), options.repeats_recent_max)?;
+        let repeats = Repeats::recall(&connection, &shared.pieces(), now, options)?;
         let (jobs, queue) = mpsc::channel();
         let state = State {
             connection,
@@ -202,7 +234,6 @@ impl Writer {
             committed,
             options,
             piece_messages,
-            outstanding: BTreeMap::new(),
             repeats,
             newest: 0,
             noted_at: Instant::now(),
@@ -257,8 +288,6 @@ struct State {
     committed: async_mpsc::UnboundedSender<Vec<Committed>>,
     options: SqliteOptions,
     piece_messages: u64,
-    /// Messages some of whose deliveries have no rows yet, with how many.
-    outstanding: BTreeMap<i64, usize>,
     repeats: Repeats,
     /// The greatest message key committed by this process.
     newest: i64,
@@ -296,20 +325,10 @@ impl State {
             translate(&error)
         })?;
         self.piece_messages = piece_messages;
+        self.repeats.committed(&pieces, changes.filed, changes.new_repeats);
         *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
-        self.repeats.committed(changes.filed, changes.new_repeats);
-        for (message, deliveries) in changes.handed {
-            self.outstanding.insert(message, deliveries);
-            self.newest = self.newest.max(message);
-        }
-        for message in changes.landed {
-            if let std::collections::btree_map::Entry::Occupied(mut entry) = self.outstanding.entry(message) {
-                *entry.get_mut() -= 1;
-                if *entry.get() == 0 {
-                    entry.remove();
-                }
-            }
-        }
+        self.newest = self.newest.max(changes.handed.last().map_or(0, |(newest, _)| *newest));
+        self.shared.note_outstanding(changes.handed, changes.landed);
         if !changes.committed.is_empty() {
             // Nobody listens during a clean stop; the next start finds the same in the store.
             let _ = self.committed.send(changes.committed);
@@ -323,7 +342,7 @@ impl State {
             transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
             minter: &self.shared.minter,
             options: self.options,
-            oldest_handed: self.outstanding.first_key_value().map(|(oldest, _)| *oldest),
+            oldest_handed: self.shared.oldest_outstanding(),
             pieces: self.shared.pieces(),
             piece_messages: self.piece_messages,
             committed: Vec::new(),
@@ -343,7 +362,7 @@ impl State {
         if batch.attempted {
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
-        let filed = batch.repeats.file(&batch.transaction, &batch.pieces)?;
+        let filed = batch.repeats.file(&batch.transaction, &batch.pieces, batch.new_repeats.len())?;
         let Batch { transaction, pieces, piece_messages, committed, handed, landed, new_repeats, .. } = batch;
         transaction.commit()?;
         if let Some(watermark) = watermark {
@@ -355,7 +374,7 @@ impl State {
 
     /// Every message up to this key has a row for each of its deliveries.
     fn watermark(&self) -> i64 {
-        self.outstanding.first_key_value().map_or(self.newest, |(oldest, _)| oldest - 1)
+        self.shared.oldest_outstanding().map_or(self.newest, |oldest| oldest - 1)
     }
 
     fn watermark_to_note(&self) -> Option<i64> {
@@ -375,8 +394,8 @@ impl State {
 
 struct Changes {
     committed: Vec<Committed>,
-    handed: Vec<(i64, usize)>,
-    landed: Vec<i64>,
+    handed: Vec<(i64, Vec<EndpointKey>)>,
+    landed: Vec<(i64, EndpointKey)>,
     filed: usize,
     new_repeats: HashMap<repeats::Key, Seen>,
 }

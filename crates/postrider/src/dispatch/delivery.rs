@@ -53,10 +53,12 @@ impl Carrier {
             return self.end_untried(parcel, DeathReason::Expired, started);
         }
         let endpoint = match self.directory.endpoint(parcel.id.endpoint).await {
-            Ok(Some(endpoint)) => endpoint,
+            Ok(Some(endpoint)) if endpoint.is_whole => endpoint,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
             // Our own trouble: nobody was called, and nothing is charged.
-            Err(_) => return self.settle(parcel, None, &Outcome::Failed(Fault::LocalResource), (started, started)),
+            Ok(Some(_)) | Err(_) => {
+                return self.settle(parcel, None, &Outcome::Failed(Fault::LocalResource), (started, started));
+            }
         };
         let Some(payload) = parcel.cargo.payload.clone() else {
             return self.end_untried(parcel, DeathReason::Expired, started);

@@ -28,6 +28,9 @@ use tokio::{
 /// How long to wait before asking a store again that could not answer.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
+/// Reports taken before it is asked again what to do.
+const EVENTS_PER_TURN: usize = 1_024;
+
 /// What a delivery keeps in memory besides its payload.
 const PARCEL_BYTES: usize = 512;
 
@@ -104,21 +107,18 @@ impl Dispatch {
                 }
             });
             tokio::select! {
-                biased;
-                Some(event) = self.inbox.recv() => {
-                    self.take(event);
-                    while let Ok(event) = self.inbox.try_recv() {
-                        self.take(event);
-                    }
-                }
-                Some(news) = committed.recv(), if !stopping => {
-                    self.hear(news);
-                    while let Ok(news) = committed.try_recv() {
-                        self.hear(news);
-                    }
-                }
+                Some(event) = self.inbox.recv() => self.take(event),
+                Some(news) = committed.recv(), if !stopping => self.hear(news),
                 Ok(()) = stop.changed(), if !stopping => stopping = *stop.borrow(),
                 () = nap => {}
+            }
+            // What else has come meanwhile is taken along, from both sides, so that neither waits for the other.
+            for _ in 0..EVENTS_PER_TURN {
+                let Ok(event) = self.inbox.try_recv() else { break };
+                self.take(event);
+            }
+            while !stopping && let Ok(news) = committed.try_recv() {
+                self.hear(news);
             }
         }
     }

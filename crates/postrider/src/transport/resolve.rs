@@ -14,10 +14,12 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::Name;
 use hickory_resolver::system_conf::read_system_conf;
 use postrider_engine::Fault;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 #[derive(Clone, Debug, Default)]
 pub enum NameServers {
@@ -32,6 +34,8 @@ pub(super) struct Resolver {
     guard: AddressGuard,
     /// A dead name server may hold this many attempts, not all of them.
     slots: Semaphore,
+    /// Names that are being looked up.
+    names: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
 impl Resolver {
@@ -52,7 +56,7 @@ impl Resolver {
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
         let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
         *builder.options_mut() = options;
-        Ok(Self { dns: builder.build()?, guard, slots: Semaphore::new(LOOKUPS_MAX) })
+        Ok(Self { dns: builder.build()?, guard, slots: Semaphore::new(LOOKUPS_MAX), names: Mutex::default() })
     }
 
     /// Never empty.
@@ -60,9 +64,7 @@ impl Resolver {
         let addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(_) if host.is_localhost() => self.loopback(),
-            Host::Name(name) => timeout(LOOKUP_MAX, self.lookup(name))
-                .await
-                .map_err(|_| Failure::new(Fault::Dns, "the name servers did not answer in time"))??,
+            Host::Name(name) => self.lookup(name).await?,
         };
         self.vet_all(&addresses).map_err(|Forbidden| Failure::forbidden())?;
         Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
@@ -83,12 +85,36 @@ impl Resolver {
             .collect()
     }
 
+    /// A name waits for its own earlier lookups first, so that names whose servers are silent take few of the slots
+    /// that all share.
     async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, Failure> {
+        let deadline = Instant::now() + LOOKUP_MAX;
+        let too_late = |_| Failure::new(Fault::Dns, "the name servers did not answer in time");
+        let own_slots = self.slots_of(name);
+        let _own = timeout_at(deadline, own_slots.acquire()).await.map_err(too_late)?;
+        // That others took all slots is no fault of this name.
+        let _slot = timeout_at(deadline, self.slots.acquire()).await.map_err(|_| Failure::local_shortage())?;
+        timeout_at(deadline, self.ask(name)).await.map_err(too_late)?
+    }
+
+    fn slots_of(&self, name: &str) -> Arc<Semaphore> {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|_, slots| slots.strong_count() > 0);
+        match names.get(name).and_then(Weak::upgrade) {
+            Some(slots) => slots,
+            None => {
+                let slots = Arc::new(Semaphore::new(LOOKUPS_PER_NAME_MAX));
+                names.insert(name.to_owned(), Arc::downgrade(&slots));
+                slots
+            }
+        }
+    }
+
+    async fn ask(&self, name: &str) -> Result<Vec<IpAddr>, Failure> {
         let mut name = Name::from_ascii(name)
             .map_err(|_| Failure::new(Fault::Dns, "the host name is not one that DNS can hold"))?;
         // Fully qualified: looked up as it stands, or not at all.
         name.set_fqdn(true);
-        let _slot = self.slots.acquire().await.expect("the semaphore is never closed");
         let answer = self.dns.lookup_ip(name).await.map_err(|error| {
             let detail = if error.is_nx_domain() {
                 "the host name does not exist"
@@ -128,7 +154,9 @@ fn name_server(address: SocketAddr) -> NameServerConfig {
     NameServerConfig::new(address.ip(), true, connections)
 }
 
-/// Covers the wait for a slot, too.
+/// Covers the wait for slots, too.
 const LOOKUP_MAX: Duration = Duration::from_secs(4);
 
 const LOOKUPS_MAX: usize = 64;
+
+const LOOKUPS_PER_NAME_MAX: usize = 2;
