@@ -136,6 +136,13 @@ impl Carrier {
             rule = ?verdict.rule,
             "attempt settled"
         );
+        let disable_endpoint = verdict.class == Class::Gone && parcel.id.trigger == Trigger::Scheduled;
+        if disable_endpoint {
+            tracing::warn!(
+                endpoint = self.ids.id_of(parcel.id.endpoint),
+                "the endpoint says it is gone, and is disabled"
+            );
+        }
         Settlement {
             id: parcel.id,
             handed: parcel.handed,
@@ -144,7 +151,7 @@ impl Carrier {
             at: times.1,
             attempt,
             next: verdict.next,
-            disable_endpoint: verdict.class == Class::Gone && parcel.id.trigger == Trigger::Scheduled,
+            disable_endpoint,
         }
     }
 
