@@ -29,7 +29,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 const BATCH_JOBS_MAX: usize = 4_096;
 
 /// How far apart commits are, at least, after one with so many jobs. Every commit writes the last page of each tree
-/// again, so that fewer and greater ones save two thirds of the processor time; a job that comes alone waits for nobody.
+/// again, so that fewer and greater ones save processor time; a job that comes alone waits for nobody.
 fn gap_after(jobs: usize) -> Duration {
     match jobs {
         0 | 1 => Duration::ZERO,
