@@ -141,8 +141,10 @@ async fn however_many_search_the_lanes_are_loaded() {
     let loaded = store.load(EndpointKey::new(1), Timestamp::from_millis(1), 10);
     let loaded = tokio::time::timeout(Duration::from_secs(10), loaded).await.expect("it does not wait for a search");
     assert!(loaded.unwrap().deliveries.is_empty());
-    for (release, search) in searches {
-        drop(release);
+    // All are released before any is waited for: they may have been queued in another order than they were begun.
+    let (releases, searches): (Vec<_>, Vec<_>) = searches.into_iter().unzip();
+    drop(releases);
+    for search in searches {
         assert!(search.await.unwrap().unwrap());
     }
 }
