@@ -50,6 +50,22 @@ key!(
     AttemptKey
 );
 
+key!(
+    /// Which deliveries of a lane must keep their order: a hash of the ordering key. Two keys with the same hash merely
+    /// wait for one another.
+    OrderKey
+);
+
+impl OrderKey {
+    /// FNV-1a. It is stored, so that it must be the same in every version.
+    pub fn of(ordering_key: &str) -> Self {
+        let hash = ordering_key
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        Self(hash.cast_signed())
+    }
+}
+
 /// One message owed to one endpoint, for one cause.
 ///
 /// A delivery on its schedule and a resend that a person asked for may be under way at the same time;

@@ -4,4 +4,4 @@ mod dispatcher;
 mod lane;
 
 pub use dispatcher::{Command, Dispatcher, Limits};
-pub use lane::{LaneSettings, Parcel};
+pub use lane::{Held, HeldBy, LaneSettings, Parcel};

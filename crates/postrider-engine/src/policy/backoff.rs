@@ -1,4 +1,4 @@
-//! How long to wait before the next try: a table of delays with equal jitter.
+//! How long to wait before the next try: a shape that grows, a cap, and chance.
 
 use rand::{Rng, RngExt};
 use std::time::Duration;
@@ -15,6 +15,54 @@ pub const DEFAULT_DELAYS: [Duration; 9] = [
     Duration::from_hours(20),
     Duration::from_hours(24),
 ];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    pub shape: Shape,
+    /// No wait of ours is longer, chance included.
+    pub cap: Duration,
+    pub jitter: Jitter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Exponential { base: Duration, factor: Factor },
+    Fixed { interval: Duration },
+    Table { delays: Vec<Duration>, then: AfterTable },
+}
+
+/// By what an exponential wait grows, in thousandths: schedules are computed without floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factor(pub u32);
+
+/// What comes after the last delay of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterTable {
+    /// It is repeated until the budget ends.
+    Repeat,
+    /// Nothing: all attempts are used.
+    End,
+}
+
+/// What chance does to a delay `d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jitter {
+    None,
+    /// `[0, d]`
+    Full,
+    /// `[d/2, d]`
+    Equal,
+    /// `[base, 3 * previous]`
+    Decorrelated,
+    /// `[d * (1 - p), d * (1 + p)]`
+    Proportional {
+        percent: u8,
+    },
+    /// `[d, d * (1 + p)]`
+    Additive {
+        percent: u8,
+    },
+}
 
 /// The delay before retry number `retry`, counted from 1. The last one repeats; what ends a delivery is
 /// its budget, not the end of a table.

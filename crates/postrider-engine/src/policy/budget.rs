@@ -10,13 +10,27 @@ pub struct Budget {
     pub total_max: Duration,
 }
 
+/// The limits of outcomes that may be a wrong address: fewer tries, closer together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leash {
+    /// Ambiguous outcomes, the first one included.
+    pub attempts_max: u32,
+    /// Since the first ambiguous one.
+    pub total_max: Duration,
+}
+
 /// How far a delivery has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Attempts made in this cycle. A replay starts a new cycle.
     pub attempts: u32,
-    /// The time budget runs from here, however long the delivery waited before.
-    pub first_attempt_at: Option<Timestamp>,
+    /// Fixed at the first attempt, however long the delivery waited before and whatever is set later.
+    pub give_up_at: Option<Timestamp>,
+    /// What was waited by the schedule before the latest attempt.
+    pub last_delay: Option<Duration>,
+    /// Ambiguous outcomes since the last one that was not.
+    pub ambiguous: u32,
+    pub ambiguous_since: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +45,10 @@ impl Budget {
     }
 
     /// May one more attempt start at `due`, when `attempts` have been made?
-    pub fn allows(&self, attempts: u32, first_attempt_at: Timestamp, due: Timestamp) -> Result<(), Limit> {
+    pub fn allows(&self, attempts: u32, give_up_at: Timestamp, due: Timestamp) -> Result<(), Limit> {
         if attempts >= self.attempts_max {
             Err(Limit::Attempts)
-        } else if due >= self.give_up_at(first_attempt_at) {
+        } else if due >= give_up_at {
             Err(Limit::Time)
         } else {
             Ok(())

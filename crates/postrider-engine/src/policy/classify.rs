@@ -18,7 +18,7 @@ pub enum Class {
 }
 
 /// Which rule chose the class. Kept with every attempt, so that "why did it stop?" has an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     Success,
     /// 408, 409, 425 and 429: the receiver asks for another time.
@@ -39,6 +39,12 @@ pub enum Rule {
     Timeout,
     NotHttp,
     LocalResource,
+    /// The endpoint's owner, or someone further away, said how this outcome is to be taken.
+    Override,
+    /// The receiver asked us to end this delivery (`webhook-delivery: abort-message`).
+    AbortAsked,
+    /// More redirects than are followed, or one that must not be.
+    RedirectRefused,
 }
 
 pub fn classify(outcome: &Outcome) -> (Class, Rule) {

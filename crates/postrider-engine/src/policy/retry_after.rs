@@ -6,6 +6,22 @@
 use crate::time::Timestamp;
 use std::time::{Duration, SystemTime};
 
+/// What is made of a receiver's wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryAfterRule {
+    pub mode: RetryAfterMode,
+    /// No wish is followed further than this.
+    pub cap: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryAfterMode {
+    /// The later of the wish and our own back-off.
+    Longest,
+    /// The wish in place of our own back-off, also where it is shorter.
+    Override,
+}
+
 /// Values beyond this length are not read at all. The longest sensible one is a date of 29 characters.
 const LENGTH_MAX: usize = 4_096;
 

@@ -1,43 +1,45 @@
 //! Puts the parts together: an outcome in, a verdict out.
 
 use super::{
-    backoff::{self, DEFAULT_DELAYS},
-    budget::{Budget, Limit, Progress},
+    backoff::{self, AfterTable, Backoff, DEFAULT_DELAYS, Jitter, Shape},
+    budget::{Budget, Leash, Limit, Progress},
     classify::{Class, Rule, classify},
-    retry_after,
+    overrides::Overrides,
+    retry_after::{self, RetryAfterMode, RetryAfterRule},
+    rules::Policy,
 };
-use crate::{keys::Trigger, outcome::Outcome, time::Timestamp};
+use crate::{
+    keys::Trigger,
+    outcome::{Control, Outcome},
+    time::Timestamp,
+};
 use rand::Rng;
 use std::time::Duration;
 
 /// How long a delivery waits when our own machine was short of something.
 const POSTPONEMENT: Duration = Duration::from_secs(5);
 
-/// The rules of one delivery.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    pub delays: Vec<Duration>,
-    pub budget: Budget,
-    /// The shorter leash of `Class::Ambiguous`.
-    pub ambiguous: Budget,
-    pub retry_after_cap: Duration,
-}
-
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            delays: DEFAULT_DELAYS.to_vec(),
+            backoff: Backoff {
+                shape: Shape::Table { delays: DEFAULT_DELAYS.to_vec(), then: AfterTable::Repeat },
+                cap: Duration::from_hours(24),
+                jitter: Jitter::Equal,
+            },
             budget: Budget { attempts_max: 10, total_max: Duration::from_hours(96) },
-            ambiguous: Budget { attempts_max: 5, total_max: Duration::from_hours(1) },
-            retry_after_cap: Duration::from_hours(24),
+            ambiguous: Leash { attempts_max: 5, total_max: Duration::from_hours(1) },
+            hold_max: Duration::from_hours(14 * 24),
+            retry_after: RetryAfterRule { mode: RetryAfterMode::Longest, cap: Duration::from_hours(24) },
+            overrides: Overrides::default(),
         }
     }
 }
 
 impl Policy {
     /// Its time ran out while it waited: no further attempt may start.
-    pub fn is_expired(&self, progress: Progress, now: Timestamp) -> bool {
-        progress.first_attempt_at.is_some_and(|first| now >= self.budget.give_up_at(first))
+    pub fn is_expired(&self, progress: Progress, queued_at: Timestamp, now: Timestamp) -> bool {
+        now >= progress.give_up_at.unwrap_or_else(|| queued_at.plus(self.hold_max))
     }
 }
 
@@ -46,6 +48,10 @@ pub struct Verdict {
     pub class: Class,
     pub rule: Rule,
     pub next: Next,
+    /// How far the delivery has come, this attempt included.
+    pub progress: Progress,
+    /// What the receiver asked of us besides.
+    pub control: Option<Control>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +93,10 @@ pub enum DeathReason {
     Expired,
     /// The endpoint was deleted.
     EndpointGone,
+    /// A person called it back.
+    Cancelled,
+    /// Its turn came while the breaker was open, and the rules say not to hold it.
+    Breaker,
 }
 
 /// Decides what becomes of a delivery after an attempt that started at `started` and ended at `ended`.
@@ -99,53 +109,55 @@ pub fn judge(
     rng: &mut impl Rng,
 ) -> Verdict {
     let (class, rule) = classify(outcome);
+    let control = match outcome {
+        Outcome::Answered(answer) => answer.control,
+        Outcome::Failed(_) => None,
+    };
     if rule == Rule::LocalResource {
-        return Verdict { class, rule, next: Next::Postponed { due: ended.plus(POSTPONEMENT) } };
+        let next = Next::Postponed { due: ended.plus(POSTPONEMENT) };
+        return Verdict { class, rule, next, progress, control };
     }
     let next = match (class, trigger) {
         (Class::Delivered, _) => Next::Delivered,
         (_, Trigger::Manual) => Next::Nothing,
         (Class::Permanent | Class::Gone, Trigger::Scheduled) => Next::Dead(DeathReason::Permanent),
-        (Class::Transient, Trigger::Scheduled) => {
-            retry(policy, &[policy.budget], progress, outcome, (started, ended), rng)
-        }
-        (Class::Ambiguous, Trigger::Scheduled) => {
-            retry(policy, &[policy.budget, policy.ambiguous], progress, outcome, (started, ended), rng)
+        (Class::Transient | Class::Ambiguous, Trigger::Scheduled) => {
+            retry(policy, progress, outcome, (started, ended), rng)
         }
     };
-    Verdict { class, rule, next }
+    let progress = Progress {
+        attempts: progress.attempts.saturating_add(1),
+        give_up_at: progress.give_up_at.or(Some(policy.budget.give_up_at(started))),
+        ..progress
+    };
+    Verdict { class, rule, next, progress, control }
 }
 
 fn retry(
     policy: &Policy,
-    budgets: &[Budget],
     progress: Progress,
     outcome: &Outcome,
     (started, ended): (Timestamp, Timestamp),
     rng: &mut impl Rng,
 ) -> Next {
     let attempts = progress.attempts.saturating_add(1);
-    let backoff = backoff::delay(&policy.delays, attempts);
+    let backoff = backoff::delay(&DEFAULT_DELAYS, attempts);
     let spread = backoff::equal_jitter(backoff, rng);
     let wish = match outcome {
         Outcome::Answered(answer) => retry_after::parse(answer.retry_after.iter().map(Vec::as_slice), ended),
         Outcome::Failed(_) => None,
     };
-    let retry_after = wish.map(|wish| wish.min(policy.retry_after_cap));
+    let retry_after = wish.map(|wish| wish.min(policy.retry_after.cap));
     let delay = Delay { backoff, jitter: spread.drawn, retry_after, capped: wish > retry_after };
     // Chance is added on top of the receiver's wish, so that it never comes out early.
     let certain = spread.certain.max(retry_after.unwrap_or_default());
     let due = ended.plus(certain).plus(spread.drawn);
-
-    let first_attempt_at = progress.first_attempt_at.unwrap_or(started);
-    for budget in budgets {
-        match budget.allows(attempts, first_attempt_at, due) {
-            Ok(()) => {}
-            Err(Limit::Attempts) => return Next::Dead(DeathReason::Exhausted),
-            Err(Limit::Time) => return Next::Dead(DeathReason::Expired),
-        }
+    let give_up_at = progress.give_up_at.unwrap_or_else(|| policy.budget.give_up_at(started));
+    match policy.budget.allows(attempts, give_up_at, due) {
+        Ok(()) => Next::Retry { due, delay },
+        Err(Limit::Attempts) => Next::Dead(DeathReason::Exhausted),
+        Err(Limit::Time) => Next::Dead(DeathReason::Expired),
     }
-    Next::Retry { due, delay }
 }
 
 #[cfg(test)]

@@ -9,8 +9,25 @@ use rusqlite::{Connection, Transaction};
 /// Raised with every migration. An older binary refuses a database of a newer version.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
+struct Migration {
+    tables: &'static str,
+    /// For the tables of each piece; `{n}` is its number.
+    each_piece: &'static str,
+}
+
 /// Each entry lifts the database by one version. Entries are never edited once released.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[Migration] = &[
+    Migration { tables: FIRST, each_piece: "" },
+    Migration {
+        tables: RULES_HEALTH_AND_ORDER,
+        each_piece: "
+    ALTER TABLE attempt_{n} ADD COLUMN late INTEGER;
+    ALTER TABLE attempt_{n} ADD COLUMN late_why INTEGER;
+",
+    },
+];
+
+const FIRST: &str = "
     CREATE TABLE note (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 
     CREATE TABLE piece (
@@ -113,7 +130,73 @@ const MIGRATIONS: &[&str] = &["
         message INTEGER NOT NULL,
         PRIMARY KEY (at, message)
     ) WITHOUT ROWID;
-"];
+";
+
+const RULES_HEALTH_AND_ORDER: &str = "
+    ALTER TABLE application ADD COLUMN rules TEXT;
+    ALTER TABLE event_type ADD COLUMN rules TEXT;
+    ALTER TABLE endpoint ADD COLUMN rules TEXT;
+    ALTER TABLE endpoint ADD COLUMN disabled_why INTEGER;
+    ALTER TABLE endpoint ADD COLUMN disabled_at INTEGER;
+    UPDATE endpoint SET disabled_why = 0, disabled_at = updated_at WHERE disabled = 1;
+    ALTER TABLE endpoint DROP COLUMN disabled;
+
+    ALTER TABLE waiting ADD COLUMN give_up_at INTEGER;
+    ALTER TABLE waiting ADD COLUMN last_delay INTEGER;
+    ALTER TABLE waiting ADD COLUMN ambiguous INTEGER;
+    ALTER TABLE waiting ADD COLUMN ambiguous_since INTEGER;
+    ALTER TABLE waiting ADD COLUMN queued_at INTEGER;
+    ALTER TABLE waiting ADD COLUMN order_key INTEGER;
+    UPDATE waiting SET give_up_at = first_attempt_at + 345600000 WHERE first_attempt_at IS NOT NULL;
+    ALTER TABLE waiting DROP COLUMN first_attempt_at;
+    CREATE INDEX waiting_order ON waiting (endpoint, order_key, message) WHERE order_key IS NOT NULL;
+
+    ALTER TABLE dead ADD COLUMN app INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE dead ADD COLUMN open INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE dead ADD COLUMN replayed_at INTEGER;
+    UPDATE dead SET app = coalesce((SELECT app FROM endpoint WHERE key = dead.endpoint), 0);
+    CREATE INDEX dead_app ON dead (app, message, endpoint) WHERE open = 1;
+    CREATE INDEX dead_at ON dead (at) WHERE open = 1;
+
+    CREATE TABLE health (
+        endpoint         INTEGER PRIMARY KEY,
+        failures         INTEGER NOT NULL,
+        open_until       INTEGER,
+        trips            INTEGER NOT NULL,
+        failing_since    INTEGER,
+        permanent_streak INTEGER NOT NULL,
+        warned           INTEGER NOT NULL
+    );
+
+    CREATE TABLE sequence (
+        endpoint  INTEGER NOT NULL,
+        order_key INTEGER NOT NULL,
+        last      INTEGER NOT NULL,
+        used_at   INTEGER NOT NULL,
+        PRIMARY KEY (endpoint, order_key)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE job (
+        key        INTEGER PRIMARY KEY,
+        app        INTEGER NOT NULL,
+        kind       TEXT NOT NULL,
+        name       TEXT NOT NULL,
+        cursor     INTEGER NOT NULL,
+        total      INTEGER,
+        done       INTEGER NOT NULL,
+        changed    INTEGER NOT NULL,
+        status     INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL
+    );
+    INSERT INTO job
+        SELECT key, coalesce((SELECT app FROM endpoint WHERE endpoint.key = task.endpoint), 0),
+               json_object('recover', json_object('endpoint', endpoint, 'since', since, 'until', until)),
+               'recover', reached, NULL, recovered, recovered, finished, updated_at, updated_at
+        FROM task;
+    CREATE INDEX job_running ON job (key) WHERE status = 0;
+    DROP TABLE task;
+";
 
 /// The tables of one piece of history; `{n}` is its number.
 const PIECE: &str = "
@@ -148,6 +231,8 @@ const PIECE: &str = "
         jitter       INTEGER,
         retry_after  INTEGER,
         capped       INTEGER,
+        late         INTEGER,
+        late_why     INTEGER,
         PRIMARY KEY (message, key)
     ) WITHOUT ROWID;
     CREATE INDEX attempt_{n}_endpoint ON attempt_{n} (endpoint, key, class);
@@ -178,11 +263,22 @@ pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
     while let Some(migration) = usize::try_from(version(connection)?).ok().and_then(|at| MIGRATIONS.get(at)) {
         let step = connection.transaction()?;
         let next = version(&step)? + 1;
-        step.execute_batch(migration)?;
+        step.execute_batch(migration.tables)?;
+        for number in piece_numbers(&step, next)? {
+            step.execute_batch(&migration.each_piece.replace("{n}", &number.to_string()))?;
+        }
         step.pragma_update(None, "user_version", next)?;
         step.commit()?;
     }
     Ok(())
+}
+
+/// The pieces that were made by an earlier version; there are none before the first.
+fn piece_numbers(step: &Transaction<'_>, version: i64) -> rusqlite::Result<Vec<i64>> {
+    if version == 1 {
+        return Ok(Vec::new());
+    }
+    step.prepare("SELECT number FROM piece")?.query_map([], |row| row.get(0))?.collect()
 }
 
 pub fn create_piece(transaction: &Transaction<'_>, number: i64, first_key: i64) -> rusqlite::Result<()> {
