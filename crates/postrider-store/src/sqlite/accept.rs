@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage};
 use bytes::Bytes;
-use postrider_engine::{EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{EndpointKey, MessageKey, OrderKey, Timestamp};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -26,6 +26,11 @@ pub struct Extra {
     pub tags: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordering_key: Option<String>,
+    /// Endpoints, and the number that the message has there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<(i64, u64)>,
 }
 
 pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
@@ -59,6 +64,8 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
             content_type: content.content_type,
             payload: Some(content.payload),
             accepted_at: time_of_key(key),
+            order: content.ordering_key.as_deref().map(OrderKey::of),
+            sequences: Vec::new(),
         });
         batch.announce(Committed::Message { letter, owed });
     }
@@ -67,12 +74,14 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
 
 fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result<()> {
     let (connection, piece) = (&batch.transaction, batch.current_piece());
-    let Content { event_type, event_id, channels, tags, content_type, payload } = &message.content;
+    let Content { event_type, event_id, channels, tags, content_type, ordering_key, payload } = &message.content;
     let extra = Extra {
         event_id: event_id.clone(),
         channels: channels.clone(),
         tags: tags.clone(),
         content_type: content_type.clone(),
+        ordering_key: ordering_key.clone(),
+        sequences: Vec::new(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
     piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((
@@ -144,6 +153,12 @@ pub fn unpack(packed: &[u8]) -> Vec<EndpointKey> {
     keys.iter().map(|key| EndpointKey::new(i64::from_be_bytes(*key))).collect()
 }
 
+/// The order key in a message's `extra` column.
+pub fn order_of(extra: Option<&str>) -> rusqlite::Result<Option<OrderKey>> {
+    let extra: Extra = extra.map(super::from_json).transpose()?.unwrap_or_default();
+    Ok(extra.ordering_key.as_deref().map(OrderKey::of))
+}
+
 /// Puts a message's content together again from its columns.
 pub fn content(
     event_type: String,
@@ -158,6 +173,7 @@ pub fn content(
         channels: extra.channels,
         tags: extra.tags,
         content_type: extra.content_type,
+        ordering_key: extra.ordering_key,
         payload: payload.map(Bytes::from).unwrap_or_default(),
     };
     Ok((content, gone))

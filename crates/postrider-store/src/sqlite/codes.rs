@@ -1,8 +1,10 @@
 //! Enums as the small integers that stand for them in a row. A code is never reused for something else.
 
+use crate::TaskStatus;
 use postrider_engine::{
     Trigger,
-    policy::{Class, DeathReason, Rule},
+    lanes::HeldBy,
+    policy::{Class, DeathReason, DisableReason, Rule},
 };
 use rusqlite::types::{FromSqlError, FromSqlResult};
 
@@ -53,6 +55,9 @@ codes!(Rule, rule_code, rule_of, {
     Timeout = 14,
     NotHttp = 15,
     LocalResource = 16,
+    Override = 17,
+    AbortAsked = 18,
+    RedirectRefused = 19,
 });
 
 codes!(DeathReason, death_code, death_of, {
@@ -60,4 +65,26 @@ codes!(DeathReason, death_code, death_of, {
     Exhausted = 1,
     Expired = 2,
     EndpointGone = 3,
+    Cancelled = 4,
+    Breaker = 5,
 });
+
+codes!(DisableReason, disable_code, disable_of, {
+    Manual = 0,
+    Gone = 1,
+    Failing = 2,
+    Quarantined = 3,
+    Asked = 4,
+});
+
+codes!(HeldBy, held_code, held_of, {
+    Slots = 0,
+    Rate = 1,
+    AppRate = 2,
+    Breaker = 3,
+    Pause = 4,
+    Order = 5,
+    Queue = 6,
+});
+
+codes!(TaskStatus, status_code, status_of, { Running = 0, Finished = 1, Cancelled = 2 });

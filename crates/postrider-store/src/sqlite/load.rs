@@ -7,9 +7,12 @@ use super::{
 };
 use crate::{LaneFound, Letter, Loaded, Waiting};
 use bytes::Bytes;
-use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, policy::Progress};
-use rusqlite::Connection;
-use std::sync::Arc;
+use postrider_engine::{
+    AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    policy::{Ordering, Progress},
+};
+use rusqlite::{Connection, Row};
+use std::{sync::Arc, time::Duration};
 
 /// One load brings at most this much payload, whatever the number of messages.
 const LOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -18,15 +21,14 @@ pub fn load(
     connection: &Connection,
     pieces: &[Piece],
     endpoint: EndpointKey,
+    _ordering: Ordering,
     now: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<Loaded> {
     // One snapshot for all that follows, so that a row and its message fit together.
     let snapshot = connection.unchecked_transaction()?;
-    let mut due = snapshot.prepare_cached(
-        "SELECT message, trigger_code, due, cycle, attempts, first_attempt_at
-         FROM waiting WHERE endpoint = ?1 AND due <= ?2 ORDER BY due LIMIT ?3",
-    )?;
+    let mut due =
+        snapshot.prepare_cached("SELECT * FROM waiting WHERE endpoint = ?1 AND due <= ?2 ORDER BY due LIMIT ?3")?;
     let mut rows = due.query((endpoint.raw(), now.as_millis(), limit.saturating_add(1)))?;
     let mut deliveries = Vec::new();
     let (mut more, mut bytes) = (false, 0);
@@ -35,24 +37,41 @@ pub fn load(
             more = true;
             break;
         }
-        let message: i64 = row.get(0)?;
+        let message: i64 = row.get("message")?;
         let letter = letter(&snapshot, pieces, message)?;
         bytes += letter.payload.as_ref().map_or(0, Bytes::len);
         deliveries.push(Waiting {
-            id: DeliveryId { endpoint, message: MessageKey::new(message), trigger: trigger_of(row.get(1)?)? },
-            due: Timestamp::from_millis(row.get(2)?),
-            cycle: row.get(3)?,
-            progress: Progress {
-                attempts: row.get(4)?,
-                first_attempt_at: row.get::<_, Option<i64>>(5)?.map(Timestamp::from_millis),
+            id: DeliveryId {
+                endpoint,
+                message: MessageKey::new(message),
+                trigger: trigger_of(row.get("trigger_code")?)?,
             },
+            due: Timestamp::from_millis(row.get("due")?),
+            cycle: row.get("cycle")?,
+            progress: progress_from(row)?,
+            queued_at: moment(row, "queued_at")?.unwrap_or_else(|| time_of_key(message)),
+            order: row.get::<_, Option<i64>>("order_key")?.map(OrderKey::new),
             letter: Arc::new(letter),
         });
     }
     let next_due = snapshot
         .prepare_cached("SELECT min(due) FROM waiting WHERE endpoint = ?1 AND due > ?2")?
         .query_row((endpoint.raw(), now.as_millis()), |row| row.get::<_, Option<i64>>(0))?;
-    Ok(Loaded { deliveries, more, next_due: next_due.map(Timestamp::from_millis) })
+    Ok(Loaded { deliveries, more, next_due: next_due.map(Timestamp::from_millis), blocked: false })
+}
+
+fn progress_from(row: &Row<'_>) -> rusqlite::Result<Progress> {
+    Ok(Progress {
+        attempts: row.get("attempts")?,
+        give_up_at: moment(row, "give_up_at")?,
+        last_delay: row.get::<_, Option<u64>>("last_delay")?.map(Duration::from_millis),
+        ambiguous: row.get::<_, Option<u32>>("ambiguous")?.unwrap_or(0),
+        ambiguous_since: moment(row, "ambiguous_since")?,
+    })
+}
+
+fn moment(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_millis))
 }
 
 /// A message whose piece has been dropped is a letter without a payload: its delivery has outlived its time.
@@ -70,6 +89,8 @@ fn letter(connection: &Connection, pieces: &[Piece], message: i64) -> rusqlite::
             content_type: found.content.content_type,
             payload: (!found.payload_gone).then_some(found.content.payload),
             accepted_at: found.accepted_at,
+            order: found.content.ordering_key.as_deref().map(OrderKey::of),
+            sequences: Vec::new(),
         },
         None => Letter {
             message: key,
@@ -78,6 +99,8 @@ fn letter(connection: &Connection, pieces: &[Piece], message: i64) -> rusqlite::
             content_type: None,
             payload: None,
             accepted_at: time_of_key(message),
+            order: None,
+            sequences: Vec::new(),
         },
     })
 }

@@ -7,6 +7,7 @@
 mod accept;
 mod codes;
 mod filter;
+mod health;
 mod history;
 mod load;
 mod lock;
@@ -27,7 +28,10 @@ use crate::{records::*, store::*};
 use async_trait::async_trait;
 use lock::FolderLock;
 use pieces::{Minter, Piece};
-use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    policy::{Health, Ordering},
+};
 use readers::Readers;
 use rusqlite::{Connection, OpenFlags};
 use serde::{Serialize, de::DeserializeOwned};
@@ -35,7 +39,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -187,7 +191,7 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
     }
     let settings: i64 = connection.query_row(
         "SELECT max(coalesce((SELECT max(key) FROM application), 0), coalesce((SELECT max(key) FROM endpoint), 0),
-                    coalesce((SELECT max(key) FROM task), 0))",
+                    coalesce((SELECT max(key) FROM job), 0))",
         [],
         |row| row.get(0),
     )?;
@@ -203,8 +207,8 @@ struct Queued {
 
 impl Queued {
     fn enter(&self, bytes: usize) -> Result<QueuedGuard<'_>, StoreError> {
-        let messages = self.messages.fetch_add(1, Ordering::Relaxed);
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let messages = self.messages.fetch_add(1, Relaxed);
+        let before = self.bytes.fetch_add(bytes, Relaxed);
         let guard = QueuedGuard { queued: self, bytes };
         if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
             Err(StoreError::Busy)
@@ -221,8 +225,8 @@ struct QueuedGuard<'q> {
 
 impl Drop for QueuedGuard<'_> {
     fn drop(&mut self) {
-        self.queued.messages.fetch_sub(1, Ordering::Relaxed);
-        self.queued.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.queued.messages.fetch_sub(1, Relaxed);
+        self.queued.bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -238,12 +242,18 @@ impl Store for SqliteStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError> {
+    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
     }
 
-    async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError> {
-        self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, now, limit)).await
+    async fn load(
+        &self,
+        endpoint: EndpointKey,
+        ordering: Ordering,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Loaded, StoreError> {
+        self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, ordering, now, limit)).await
     }
 
     async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
@@ -252,6 +262,24 @@ impl Store for SqliteStore {
 
     async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError> {
         self.readers.run(|connection, _| load::lanes(connection)).await
+    }
+
+    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
+        self.readers.run(|connection, _| health::all(connection)).await
+    }
+
+    async fn health(&self, endpoint: EndpointKey) -> Result<Health, StoreError> {
+        self.readers.run(move |connection, _| health::of(connection, endpoint)).await
+    }
+
+    async fn reset_health(&self, endpoint: EndpointKey) -> Result<(), StoreError> {
+        self.writer
+            .run(move |batch| {
+                health::forget(&batch.transaction, endpoint)?;
+                batch.announce(Committed::Health { endpoint });
+                Ok(())
+            })
+            .await
     }
 
     async fn resend(
@@ -388,6 +416,57 @@ impl Store for SqliteStore {
         self.writer.run(move |batch| settings::remember(batch, Some(&remember), at)).await?
     }
 
+    async fn dead_letters(
+        &self,
+        _app: AppKey,
+        _filter: DeadFilter,
+        _page: Page<DeadKey>,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        todo!()
+    }
+
+    async fn dead_letter(&self, _app: AppKey, _key: DeadKey) -> Result<Option<DeadLetter>, StoreError> {
+        todo!()
+    }
+
+    async fn count_dead_letters(&self, _app: AppKey, _filter: DeadFilter, _limit: u64) -> Result<u64, StoreError> {
+        todo!()
+    }
+
+    async fn replay(
+        &self,
+        _app: AppKey,
+        _key: DeadKey,
+        _at: Timestamp,
+        _remember: Option<Remember>,
+    ) -> Result<bool, PutError> {
+        todo!()
+    }
+
+    async fn cancel_message(
+        &self,
+        _app: AppKey,
+        _message: MessageKey,
+        _endpoint: Option<EndpointKey>,
+        _at: Timestamp,
+    ) -> Result<u64, StoreError> {
+        todo!()
+    }
+
+    async fn backlog(&self, _endpoint: EndpointKey, _since: Option<Timestamp>) -> Result<Backlog, StoreError> {
+        todo!()
+    }
+
+    async fn expire(
+        &self,
+        _endpoint: EndpointKey,
+        _from: Option<MessageKey>,
+        _untried_before: Timestamp,
+        _now: Timestamp,
+    ) -> Result<Option<MessageKey>, StoreError> {
+        todo!()
+    }
+
     async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {
         self.readers.run(move |connection, pieces| history::message(connection, pieces, app, by)).await
     }
@@ -450,6 +529,10 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn expunge_messages(&self, _app: AppKey, _messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError> {
+        todo!()
+    }
+
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError> {
         self.writer
             .run(move |batch| {
@@ -474,6 +557,14 @@ impl Store for SqliteStore {
         self.readers.run(move |connection, _| tasks::find(connection, task)).await
     }
 
+    async fn tasks(&self, _filter: TaskFilter, _page: Page<TaskKey>) -> Result<Vec<Task>, StoreError> {
+        todo!()
+    }
+
+    async fn cancel_task(&self, _task: TaskKey, _at: Timestamp) -> Result<Option<Task>, StoreError> {
+        todo!()
+    }
+
     async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
         self.readers.run(|connection, _| tasks::unfinished(connection)).await
     }
@@ -485,9 +576,11 @@ impl Store for SqliteStore {
     async fn counts(&self) -> Result<Counts, StoreError> {
         self.searchers
             .run(|connection, _| {
-                connection.query_row("SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead)", [], |row| {
-                    Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? })
-                })
+                connection.query_row(
+                    "SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead WHERE open = 1)",
+                    [],
+                    |row| Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? }),
+                )
             })
             .await
     }

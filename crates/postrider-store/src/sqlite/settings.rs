@@ -4,15 +4,16 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
-    codes::trigger_code,
+    codes::{disable_code, disable_of, trigger_code},
     from_json,
     pieces::{Span, in_list_order},
-    settle::{bury, revive, start_waiting},
+    settle::{Cycle, bury, start_waiting},
     to_json,
     writer::Batch,
 };
 use crate::{
-    Answer, Application, Archived, By, Committed, Cut, Endpoint, EventType, Expect, Order, Page, PutError, Remember,
+    Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
+    Remember,
 };
 use bytes::Bytes;
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
@@ -88,12 +89,13 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO application VALUES
-             (:key, :version, :uid, :name, :rate_limit, :metadata, :created_at, :updated_at, NULL)"
+            "INSERT OR IGNORE INTO application
+                 (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at)
+             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :metadata, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = :version, uid = :uid, name = :name, rate_limit = :rate_limit,
-                 metadata = :metadata, created_at = :created_at, updated_at = :updated_at
+                 rules = :rules, metadata = :metadata, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -103,6 +105,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":uid": application.uid,
         ":name": application.name,
         ":rate_limit": application.rate_limit,
+        ":rules": application.rules,
         ":metadata": to_json(&application.metadata),
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
@@ -137,6 +140,7 @@ fn application_from(row: &Row<'_>) -> rusqlite::Result<Application> {
         uid: row.get("uid")?,
         name: row.get("name")?,
         rate_limit: row.get("rate_limit")?,
+        rules: row.get("rules")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
@@ -198,14 +202,16 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO endpoint VALUES
-             (:key, :app, :version, :uid, :url, :description, :disabled, :event_types, :channels, :metadata,
-              :rate_limit, :sealed, :created_at, :updated_at, NULL, 0)"
+            "INSERT OR IGNORE INTO endpoint
+                 (key, app, version, uid, url, description, disabled_why, disabled_at, event_types, channels, metadata,
+                  rate_limit, rules, sealed, created_at, updated_at)
+             VALUES (:key, :app, :version, :uid, :url, :description, :disabled_why, :disabled_at, :event_types,
+                  :channels, :metadata, :rate_limit, :rules, :sealed, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE endpoint SET version = :version, uid = :uid, url = :url, description = :description,
-                 disabled = :disabled, event_types = :event_types, channels = :channels, metadata = :metadata,
-                 rate_limit = :rate_limit, sealed = :sealed, created_at = :created_at, updated_at = :updated_at
+                 disabled_why = :disabled_why, disabled_at = :disabled_at, event_types = :event_types,
+                 channels = :channels, metadata = :metadata, rate_limit = :rate_limit, rules = :rules, sealed = :sealed, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND app = :app AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -216,11 +222,13 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
         ":uid": endpoint.uid,
         ":url": endpoint.url,
         ":description": endpoint.description,
-        ":disabled": endpoint.disabled,
+        ":disabled_why": endpoint.disabled.map(|disabled| disable_code(disabled.why)),
+        ":disabled_at": endpoint.disabled.map(|disabled| disabled.at.as_millis()),
         ":event_types": endpoint.event_types.as_ref().map(to_json),
         ":channels": endpoint.channels.as_ref().map(to_json),
         ":metadata": to_json(&endpoint.metadata),
         ":rate_limit": endpoint.rate_limit,
+        ":rules": endpoint.rules,
         ":sealed": endpoint.sealed,
         ":created_at": endpoint.created_at.as_millis(),
         ":updated_at": endpoint.updated_at.as_millis(),
@@ -243,15 +251,22 @@ fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
         uid: row.get("uid")?,
         url: row.get("url")?,
         description: row.get("description")?,
-        disabled: row.get("disabled")?,
+        disabled: disabled_from(row)?,
         event_types: list("event_types")?,
         channels: list("channels")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         rate_limit: row.get("rate_limit")?,
+        rules: row.get("rules")?,
         sealed: row.get("sealed")?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
     })
+}
+
+fn disabled_from(row: &Row<'_>) -> rusqlite::Result<Option<Disabled>> {
+    let why: Option<i64> = row.get("disabled_why")?;
+    let at: Option<i64> = row.get("disabled_at")?;
+    why.map(|why| Ok(Disabled { why: disable_of(why)?, at: Timestamp::from_millis(at.unwrap_or(0)) })).transpose()
 }
 
 pub fn endpoint(connection: &Connection, app: AppKey, by: By<EndpointKey>) -> rusqlite::Result<Option<Endpoint>> {
@@ -344,36 +359,25 @@ pub fn resend(
     at: Timestamp,
 ) -> rusqlite::Result<Put> {
     let id = DeliveryId { endpoint, message, trigger: Trigger::Manual };
-    start_waiting(&batch.transaction, id, at, 0)?;
+    start_waiting(&batch.transaction, id, None, at, Cycle::First)?;
     batch.announce(Committed::Waiting { endpoint, due: at });
     Ok(Ok(()))
-}
-
-/// Puts a dead delivery back on its schedule, as a new cycle.
-pub fn requeue(
-    connection: &Connection,
-    endpoint: EndpointKey,
-    message: MessageKey,
-    cycle: u32,
-    at: Timestamp,
-) -> rusqlite::Result<()> {
-    let id = scheduled(endpoint, message);
-    revive(connection, id)?;
-    start_waiting(connection, id, at, cycle)
 }
 
 pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Expect) -> rusqlite::Result<Put> {
     let connection = &batch.transaction;
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO event_type VALUES
-             (:name, :version, :description, :archived, :deprecated, :feature_flags, :group_name, :schemas,
-              :created_at, :updated_at)"
+            "INSERT OR IGNORE INTO event_type
+                 (name, version, description, archived, deprecated, feature_flags, group_name, schemas, rules,
+                  created_at, updated_at)
+             VALUES (:name, :version, :description, :archived, :deprecated, :feature_flags, :group_name, :schemas,
+                  :rules, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE event_type SET version = :version, description = :description, archived = :archived,
                  deprecated = :deprecated, feature_flags = :feature_flags, group_name = :group_name,
-                 schemas = :schemas, created_at = :created_at, updated_at = :updated_at
+                 schemas = :schemas, rules = :rules, created_at = :created_at, updated_at = :updated_at
              WHERE name = :name AND version = :version - 1"
         }
     };
@@ -386,10 +390,15 @@ pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Exp
         ":feature_flags": event_type.feature_flags.as_ref().map(to_json),
         ":group_name": event_type.group_name,
         ":schemas": event_type.schemas,
+        ":rules": event_type.rules,
         ":created_at": event_type.created_at.as_millis(),
         ":updated_at": event_type.updated_at.as_millis(),
     })?;
-    Ok(carried_out(changed, expect))
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::EventTypes);
+    }
+    Ok(outcome)
 }
 
 fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
@@ -402,6 +411,7 @@ fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
         feature_flags: row.get_ref("feature_flags")?.as_str_or_null()?.map(from_json).transpose()?,
         group_name: row.get("group_name")?,
         schemas: row.get("schemas")?,
+        rules: row.get("rules")?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
     })

@@ -1,15 +1,16 @@
 //! Writing down what became of a delivery, and what waits.
 
 use super::{
-    codes::{class_code, death_code, rule_code, trigger_code},
+    codes::{class_code, death_code, disable_code, held_code, rule_code, trigger_code},
+    health,
     writer::Batch,
 };
 use crate::{AttemptRecord, Committed, Settlement};
 use postrider_engine::{
-    AppKey, DeliveryId, Timestamp, Trigger,
-    policy::{DeathReason, Next},
+    AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
+    policy::{DeathReason, DisableReason, Next},
 };
-use rusqlite::Connection;
+use rusqlite::{Connection, named_params};
 
 pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) -> rusqlite::Result<()> {
     for settlement in settlements {
@@ -51,8 +52,11 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     if settlement.handed {
         batch.land(id.message.raw(), id.endpoint);
     }
-    if settlement.disable_endpoint {
-        disable(batch, settlement)?;
+    if let Some(health) = settlement.health {
+        health::put(&batch.transaction, id.endpoint, health)?;
+    }
+    if let Some(why) = settlement.disable {
+        disable(batch, id.endpoint, why, settlement.at)?;
     }
     Ok(())
 }
@@ -73,7 +77,7 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
     let mut insert = piece.prepare(
         &batch.transaction,
         "INSERT INTO attempt_{n} VALUES
-         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
     )?;
     insert.execute(rusqlite::params![
         id.message.raw(),
@@ -95,6 +99,8 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         delay.map(|delay| super::millis(delay.jitter)),
         delay.and_then(|delay| delay.retry_after).map(super::millis),
         delay.map(|delay| delay.capped),
+        attempt.held.map(|held| super::millis(held.late)),
+        attempt.held.map(|held| held_code(held.by)),
     ])?;
     Ok(())
 }
@@ -114,46 +120,90 @@ fn is_owed(batch: &Batch<'_>, id: DeliveryId) -> rusqlite::Result<bool> {
 
 fn wait(batch: &Batch<'_>, settlement: &Settlement, due: Timestamp) -> rusqlite::Result<()> {
     let id = settlement.id;
-    let sql = if settlement.handed {
-        "INSERT OR REPLACE INTO waiting VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"
-    } else {
-        "UPDATE waiting SET due = ?4, cycle = ?5, attempts = ?6, first_attempt_at = ?7
-         WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3"
-    };
     if settlement.handed && !is_owed(batch, id)? {
         return Ok(());
     }
-    batch.transaction.prepare_cached(sql)?.execute((
-        id.endpoint.raw(),
-        id.message.raw(),
-        trigger_code(id.trigger),
-        due.as_millis(),
-        settlement.cycle,
-        settlement.progress.attempts,
-        settlement.progress.first_attempt_at.map(Timestamp::as_millis),
-    ))?;
+    let sql = if settlement.handed {
+        "INSERT OR REPLACE INTO waiting
+             (endpoint, message, trigger_code, due, cycle, attempts, give_up_at, last_delay, ambiguous,
+              ambiguous_since, order_key)
+         VALUES (:endpoint, :message, :trigger, :due, :cycle, :attempts, :give_up_at, :last_delay, :ambiguous,
+              :ambiguous_since, :order)"
+    } else {
+        "UPDATE waiting SET due = :due, cycle = :cycle, attempts = :attempts, give_up_at = :give_up_at,
+              last_delay = :last_delay, ambiguous = :ambiguous, ambiguous_since = :ambiguous_since,
+              order_key = coalesce(order_key, :order)
+         WHERE endpoint = :endpoint AND message = :message AND trigger_code = :trigger"
+    };
+    let progress = settlement.progress;
+    batch.transaction.prepare_cached(sql)?.execute(named_params! {
+        ":endpoint": id.endpoint.raw(),
+        ":message": id.message.raw(),
+        ":trigger": trigger_code(id.trigger),
+        ":due": due.as_millis(),
+        ":cycle": settlement.cycle,
+        ":attempts": progress.attempts,
+        ":give_up_at": progress.give_up_at.map(Timestamp::as_millis),
+        ":last_delay": progress.last_delay.map(super::millis),
+        ":ambiguous": (progress.ambiguous > 0).then_some(progress.ambiguous),
+        ":ambiguous_since": progress.ambiguous_since.map(Timestamp::as_millis),
+        ":order": settlement.order.map(OrderKey::raw),
+    })?;
     Ok(())
 }
 
 /// Gives deliveries that were handed over a row, so that memory can let go of them.
-pub fn spill(batch: &mut Batch<'_>, deliveries: &[DeliveryId], due: Timestamp) -> rusqlite::Result<()> {
-    for id in deliveries {
+pub fn spill(
+    batch: &mut Batch<'_>,
+    deliveries: &[(DeliveryId, Option<OrderKey>)],
+    due: Timestamp,
+) -> rusqlite::Result<()> {
+    for (id, order) in deliveries {
         if is_owed(batch, *id)? {
-            start_waiting(&batch.transaction, *id, due, 0)?;
+            start_waiting(&batch.transaction, *id, *order, due, Cycle::First)?;
         }
         batch.land(id.message.raw(), id.endpoint);
     }
     Ok(())
 }
 
-pub fn start_waiting(connection: &Connection, id: DeliveryId, due: Timestamp, cycle: u32) -> rusqlite::Result<()> {
-    connection.prepare_cached("INSERT OR IGNORE INTO waiting VALUES (?1, ?2, ?3, ?4, ?5, 0, NULL)")?.execute((
-        id.endpoint.raw(),
-        id.message.raw(),
-        trigger_code(id.trigger),
-        due.as_millis(),
-        cycle,
-    ))?;
+/// Which cycle of a delivery begins to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cycle {
+    First,
+    /// Its time to wait untried counts from then.
+    Again {
+        number: u32,
+        queued_at: Timestamp,
+    },
+}
+
+pub fn start_waiting(
+    connection: &Connection,
+    id: DeliveryId,
+    order: Option<OrderKey>,
+    due: Timestamp,
+    cycle: Cycle,
+) -> rusqlite::Result<()> {
+    let (number, queued_at) = match cycle {
+        Cycle::First => (0, None),
+        Cycle::Again { number, queued_at } => (number, Some(queued_at.as_millis())),
+    };
+    connection
+        .prepare_cached(
+            "INSERT OR IGNORE INTO waiting
+                 (endpoint, message, trigger_code, due, cycle, attempts, queued_at, order_key)
+             VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?7)",
+        )?
+        .execute((
+            id.endpoint.raw(),
+            id.message.raw(),
+            trigger_code(id.trigger),
+            due.as_millis(),
+            number,
+            queued_at,
+            order.map(OrderKey::raw),
+        ))?;
     Ok(())
 }
 
@@ -172,33 +222,33 @@ pub fn bury(
     at: Timestamp,
     cycle: u32,
 ) -> rusqlite::Result<()> {
-    connection.prepare_cached("INSERT OR REPLACE INTO dead VALUES (?1, ?2, ?3, ?4, ?5)")?.execute((
-        id.endpoint.raw(),
-        id.message.raw(),
-        death_code(reason),
-        at.as_millis(),
-        cycle,
-    ))?;
+    connection
+        .prepare_cached(
+            "INSERT INTO dead (endpoint, message, reason, at, cycle, app, open)
+             VALUES (?1, ?2, ?3, ?4, ?5, coalesce((SELECT app FROM endpoint WHERE key = ?1), 0), 1)
+             ON CONFLICT (endpoint, message) DO UPDATE SET reason = ?3, at = ?4, cycle = ?5, open = 1",
+        )?
+        .execute((id.endpoint.raw(), id.message.raw(), death_code(reason), at.as_millis(), cycle))?;
     Ok(())
 }
 
-/// Takes a delivery out of the dead letters.
+/// A dead letter that arrived after all is one no longer. That it was replayed stays known.
 pub fn revive(connection: &Connection, id: DeliveryId) -> rusqlite::Result<()> {
     connection
-        .prepare_cached("DELETE FROM dead WHERE endpoint = ?1 AND message = ?2")?
+        .prepare_cached("UPDATE dead SET open = 0 WHERE endpoint = ?1 AND message = ?2")?
         .execute((id.endpoint.raw(), id.message.raw()))?;
     Ok(())
 }
 
-fn disable(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Result<()> {
+fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at: Timestamp) -> rusqlite::Result<()> {
     let app: Option<i64> = super::optional(
         batch
             .transaction
             .prepare_cached(
-                "UPDATE endpoint SET disabled = 1, version = version + 1, updated_at = ?2
-                 WHERE key = ?1 AND disabled = 0 AND deleted_at IS NULL RETURNING app",
+                "UPDATE endpoint SET disabled_why = ?2, disabled_at = ?3, version = version + 1, updated_at = ?3
+                 WHERE key = ?1 AND disabled_why IS NULL AND deleted_at IS NULL RETURNING app",
             )?
-            .query_row((settlement.id.endpoint.raw(), settlement.at.as_millis()), |row| row.get(0)),
+            .query_row((endpoint.raw(), disable_code(why), at.as_millis()), |row| row.get(0)),
     )?;
     if let Some(app) = app {
         batch.announce(Committed::Settings { app: AppKey::new(app) });

@@ -24,7 +24,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     // Keys tell the time to pieces. Without this, a store that nothing comes to would keep its last piece for ever.
     batch.minter.mint(now);
     batch.begin_piece_if_due()?;
-    more |= retire_one(batch, now.minus(retention.history))?;
+    more |= retire_one(batch, now.minus(retention.payloads.max(retention.attempts)))?;
     Ok(more)
 }
 
