@@ -9,7 +9,11 @@ use crate::{
     vault::Vault,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
-use postrider_engine::{AppKey, EndpointKey, Timestamp, lanes::LaneSettings};
+use postrider_engine::{
+    AppKey, EndpointKey, Timestamp,
+    lanes::LaneSettings,
+    policy::{DisableRules, Ordering},
+};
 use postrider_signature::SigningKey;
 use postrider_store::{Application, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
 use std::{
@@ -152,7 +156,10 @@ impl Directory {
                 app_rate: application.rate_limit,
                 in_flight_max: IN_FLIGHT_MAX,
                 rate: endpoint.rate_limit,
-                parked: endpoint.disabled,
+                parked: endpoint.disabled.is_some(),
+                ordering: Ordering::default(),
+                breaker: None,
+                disable: DisableRules::default(),
             },
             event_types: endpoint.event_types.map(HashSet::from_iter),
             channels: endpoint.channels.map(HashSet::from_iter),

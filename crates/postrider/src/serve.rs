@@ -100,7 +100,12 @@ impl Server {
         let dispatch =
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
-        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY_MEMORY };
+        let retention = Retention {
+            payloads: settings.retention,
+            attempts: settings.retention,
+            dead_letters: settings.retention,
+            idempotency: IDEMPOTENCY_MEMORY,
+        };
         tokio::spawn({
             let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
             async move { tasks.run(store, retention).await }

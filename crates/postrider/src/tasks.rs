@@ -41,7 +41,7 @@ async fn work_off(store: &dyn Store, retention: Retention) -> Result<(), StoreEr
     for task in store.unfinished_tasks().await? {
         while let Some(state) = store.advance_task(task, clock::now()).await? {
             if state.status == TaskStatus::Finished {
-                tracing::info!(task = task.0, recovered = state.recovered, "recovery finished");
+                tracing::info!(task = task.0, changed = state.changed, "recovery finished");
                 break;
             }
             tokio::time::sleep(BREATH).await;

@@ -12,7 +12,7 @@ use postrider_engine::{
     Answer, Fault, Outcome, Timestamp, Trigger,
     lanes::Parcel,
     outcome::Timeouts,
-    policy::{self, Class, DeathReason, Next, Policy, Progress, Rule, Verdict},
+    policy::{self, Class, DeathReason, DisableReason, Next, Policy, Rule, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, sign};
 use postrider_store::{AttemptRecord, Letter, Settlement};
@@ -49,7 +49,7 @@ impl Carrier {
     /// Tries once, and says what becomes of the delivery.
     pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settlement {
         let started = clock::now();
-        if self.policy.is_expired(parcel.progress, started) {
+        if self.policy.is_expired(parcel.progress, parcel.queued_at, started) {
             return self.end_untried(parcel, DeathReason::Expired, started);
         }
         let endpoint = match self.directory.endpoint(parcel.id.endpoint).await {
@@ -123,7 +123,7 @@ impl Carrier {
             policy::judge(&self.policy, parcel.id.trigger, parcel.progress, outcome, times, &mut *rng)
         };
         let postponed = matches!(verdict.next, Next::Postponed { .. });
-        let progress = if postponed { parcel.progress } else { one_more(parcel.progress, times.0) };
+        let progress = verdict.progress;
         let attempt = sent.filter(|_| !postponed).map(|sent| sent.record(verdict, outcome));
         self.meters.count(verdict, attempt.as_ref());
         let status = attempt.as_ref().and_then(|attempt| attempt.status);
@@ -151,7 +151,9 @@ impl Carrier {
             at: times.1,
             attempt,
             next: verdict.next,
-            disable_endpoint,
+            order: parcel.order,
+            health: None,
+            disable: disable_endpoint.then_some(DisableReason::Gone),
         }
     }
 
@@ -171,13 +173,11 @@ impl Carrier {
             at,
             attempt: None,
             next,
-            disable_endpoint: false,
+            order: parcel.order,
+            health: None,
+            disable: None,
         }
     }
-}
-
-fn one_more(progress: Progress, started: Timestamp) -> Progress {
-    Progress { attempts: progress.attempts + 1, first_attempt_at: progress.first_attempt_at.or(Some(started)) }
 }
 
 /// A request that was made.
@@ -200,6 +200,7 @@ impl Sent<'_> {
             response: self.response(verdict, outcome),
             class: verdict.class,
             rule: verdict.rule,
+            held: None,
         }
     }
 
@@ -259,6 +260,8 @@ impl Meters {
             DeathReason::Exhausted => "exhausted",
             DeathReason::Expired => "expired",
             DeathReason::EndpointGone => "endpoint_gone",
+            DeathReason::Cancelled => "cancelled",
+            DeathReason::Breaker => "breaker",
         };
         metrics::counter!("postrider_dead_letters_total", "reason" => reason).increment(1);
     }

@@ -16,7 +16,7 @@ use delivery::{Cargo, Carrier};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Command, Dispatcher, LaneSettings, Limits, Parcel},
-    policy::{Next, Progress},
+    policy::{DisableRules, Next, Ordering, Progress},
 };
 use postrider_store::{By, Committed, Loaded, Settlement, Store, StoreError, Waiting};
 use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
@@ -133,7 +133,7 @@ impl Dispatch {
             Command::Load { endpoint, limit } => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
-                    let event = match store.load(endpoint, now, limit).await {
+                    let event = match store.load(endpoint, Ordering::None, now, limit).await {
                         Ok(loaded) => Event::Loaded(endpoint, loaded),
                         Err(_) => Event::LoadFailed(endpoint),
                     };
@@ -143,7 +143,7 @@ impl Dispatch {
             Command::Spill(deliveries) => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
-                    insist(|| store.spill(deliveries.clone(), now)).await;
+                    insist(|| store.spill(deliveries.iter().map(|id| (*id, None)).collect(), now)).await;
                     let _ = events.send(Event::Spilled(deliveries));
                 });
             }
@@ -201,6 +201,10 @@ impl Dispatch {
                             id: DeliveryId { endpoint, message: letter.message, trigger: Trigger::Scheduled },
                             cycle: 0,
                             progress: Progress::default(),
+                            queued_at: letter.accepted_at,
+                            due: letter.accepted_at,
+                            order: letter.order,
+                            held: None,
                             handed: true,
                             since: now,
                             weight,
@@ -211,6 +215,7 @@ impl Dispatch {
                 }
                 Committed::Waiting { endpoint, due } => self.find_lane(endpoint, due),
                 Committed::Settings { app } => self.reread(app),
+                Committed::EventTypes | Committed::Health { .. } | Committed::Cancelled { .. } => {}
             }
         }
     }
@@ -221,7 +226,7 @@ impl Dispatch {
             Some(entry) => entry.lane,
             None => {
                 self.reread(app);
-                LaneSettings { app, app_rate: None, in_flight_max: 1, rate: None, parked: true }
+                LaneSettings { in_flight_max: 1, parked: true, ..gone_lane(app) }
             }
         }
     }
@@ -282,7 +287,9 @@ impl Promise {
             at: now,
             attempt: None,
             next: Next::Postponed { due: now.plus(STORE_PAUSE) },
-            disable_endpoint: false,
+            order: parcel.order,
+            health: None,
+            disable: None,
         };
         Self { events, settlement: Some(Box::new(untouched)) }
     }
@@ -317,7 +324,16 @@ async fn announce_lane(
 
 /// The lane of an endpoint that was deleted: whatever is in it is sent on its way to the dead letters.
 fn gone_lane(app: AppKey) -> LaneSettings {
-    LaneSettings { app, app_rate: None, in_flight_max: 100, rate: None, parked: false }
+    LaneSettings {
+        app,
+        app_rate: None,
+        in_flight_max: 100,
+        rate: None,
+        parked: false,
+        ordering: Ordering::None,
+        breaker: None,
+        disable: DisableRules { failing_for: None, permanent_streak: None },
+    }
 }
 
 fn stored_parcel(waiting: Waiting, now: Timestamp) -> Parcel<Cargo> {
@@ -325,6 +341,10 @@ fn stored_parcel(waiting: Waiting, now: Timestamp) -> Parcel<Cargo> {
         id: waiting.id,
         cycle: waiting.cycle,
         progress: waiting.progress,
+        queued_at: waiting.queued_at,
+        due: waiting.due,
+        order: waiting.order,
+        held: None,
         handed: false,
         since: now,
         weight: PARCEL_BYTES + waiting.letter.payload.as_ref().map_or(0, bytes::Bytes::len),

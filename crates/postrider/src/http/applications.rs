@@ -121,6 +121,7 @@ impl Wanted {
             uid: self.uid,
             name: self.name,
             rate_limit: self.rate_limit,
+            rules: None,
             metadata: self.metadata,
             created_at: now,
             updated_at: now,

@@ -388,7 +388,7 @@ impl MessageEndpointOut {
             uid: endpoint.uid,
             url: endpoint.url,
             description: endpoint.description,
-            disabled: endpoint.disabled,
+            disabled: endpoint.disabled.is_some(),
             filter_types: endpoint.event_types.clone(),
             event_types: endpoint.event_types,
             channels: endpoint.channels,

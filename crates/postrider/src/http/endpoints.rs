@@ -20,9 +20,9 @@ use crate::{
 };
 use axum::{extract::State, response::Response};
 use http::StatusCode;
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{EndpointKey, Timestamp, policy::DisableReason};
 use postrider_signature::Secret;
-use postrider_store::{By, Endpoint, Expect, Order, PutError};
+use postrider_store::{By, Disabled, Endpoint, Expect, Order, PutError};
 use rand::CryptoRng;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{collections::BTreeMap, sync::Arc};
@@ -164,7 +164,7 @@ impl EndpointOut {
             uid: endpoint.uid,
             url: endpoint.url,
             description: endpoint.description,
-            disabled: endpoint.disabled,
+            disabled: endpoint.disabled.is_some(),
             event_types: endpoint.event_types.clone(),
             filter_types: endpoint.event_types,
             channels: endpoint.channels,
@@ -263,11 +263,12 @@ impl Wanted {
             uid: self.uid,
             url: self.url,
             description: self.description,
-            disabled: self.disabled,
+            disabled: self.disabled.then_some(Disabled { why: DisableReason::Manual, at: now }),
             event_types: self.event_types,
             channels: self.channels,
             metadata: self.metadata,
             rate_limit: self.rate_limit,
+            rules: None,
             sealed,
             created_at: now,
             updated_at: now,
@@ -294,7 +295,7 @@ impl EndpointPatch {
             new.description = description;
         }
         if let Some(disabled) = self.disabled {
-            new.disabled = disabled;
+            new.disabled = disabled.then(|| old.disabled.unwrap_or(Disabled { why: DisableReason::Manual, at: now }));
         }
         if let Some(Metadata(metadata)) = self.metadata {
             new.metadata = metadata;

@@ -173,6 +173,7 @@ impl EventTypeUpsertIn {
             feature_flags: flags(self.feature_flags, self.feature_flag)?,
             group_name: self.group_name.map(|name| name.0),
             schemas: self.schemas.map(|schemas| schemas.0),
+            rules: None,
             created_at: now,
             updated_at: now,
         })

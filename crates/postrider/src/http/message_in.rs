@@ -121,6 +121,7 @@ impl<'a> Draft<'a> {
             channels: message.channels.into_iter().flat_map(|channels| channels.0).map(|channel| channel.0).collect(),
             tags: message.tags.into_iter().flat_map(|tags| tags.0).map(|tag| tag.0).collect(),
             content_type,
+            ordering_key: None,
             payload,
         };
         Ok(Self { content, keep_payload, application: message.application, json })

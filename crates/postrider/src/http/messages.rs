@@ -57,7 +57,7 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, payload: _ } = content;
+        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key: _, payload: _ } = content;
         Self { id: ids.id_of(key), event_type, event_id, channels, tags, payload, timestamp: Time(at) }
     }
 }
@@ -97,6 +97,7 @@ async fn create(
     };
     let event = NewEvent {
         content: draft.content,
+        deliver_at: None,
         payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
         idempotency: key.of(&Principal::Environment, &body),
         only: None,

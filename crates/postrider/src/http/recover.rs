@@ -12,7 +12,7 @@ use crate::tokens::Capability;
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::Timestamp;
-use postrider_store::{Task, TaskKey, TaskStatus};
+use postrider_store::{Task, TaskKey, TaskKind, TaskStatus};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -87,11 +87,13 @@ async fn recover(
     let endpoint = app.endpoint(&api).await?.key;
     let task = Task {
         key: TaskKey(api.store.mint(now)),
-        endpoint,
-        since,
-        until,
-        recovered: 0,
+        app: app.key(),
+        kind: TaskKind::Recover { endpoint: endpoint.raw(), since: since.as_millis(), until: until.as_millis() },
+        total: None,
+        done: 0,
+        changed: 0,
         status: TaskStatus::Running,
+        created_at: now,
         updated_at: now,
     };
     let prepared = answer(

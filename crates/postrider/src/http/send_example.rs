@@ -73,9 +73,11 @@ async fn send(
             channels: Vec::new(),
             tags: Vec::new(),
             content_type: None,
+            ordering_key: None,
             payload: Bytes::from(payload),
         },
         payload_expires_at: None,
+        deliver_at: None,
         idempotency: key.of(&app.principal, &body),
         only: Some(endpoint.key),
     };

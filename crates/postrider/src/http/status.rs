@@ -1,6 +1,9 @@
 //! How a delivery or an attempt stands, in the contract's numbers and words.
 
-use postrider_engine::{Timestamp, policy::Class};
+use postrider_engine::{
+    Timestamp,
+    policy::{Class, DeathReason},
+};
 use postrider_store::{DeliveryState, StateKind};
 use serde::{Serialize, Serializer};
 use std::str::FromStr;
@@ -11,7 +14,6 @@ pub enum MessageStatus {
     Pending,
     Fail,
     Sending,
-    /// Nothing is canceled yet, so this one is asked for and never answered.
     Canceled,
 }
 
@@ -30,6 +32,7 @@ impl MessageStatus {
             DeliveryState::Pending { .. } => Self::Pending,
             DeliveryState::Sending { .. } => Self::Sending,
             DeliveryState::Delivered => Self::Success,
+            DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => Self::Canceled,
             DeliveryState::Dead { .. } => Self::Fail,
         }
     }

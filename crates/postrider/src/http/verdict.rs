@@ -33,7 +33,7 @@ pub struct VerdictOut {
     /// Of what parts the wait until then is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<DelayOut>,
-    /// Why the delivery ended here: `permanent`, `exhausted`, `expired` or `endpoint-gone`.
+    /// Why the delivery ended here: `permanent`, `exhausted`, `expired`, `cancelled`, `breaker` or `endpoint-gone`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub death: Option<&'static str>,
 }
@@ -101,6 +101,11 @@ fn cause(rule: Rule, status: Option<u16>) -> String {
         Rule::Handshake => "The TLS handshake failed.".to_owned(),
         Rule::Timeout => "The receiver took too long.".to_owned(),
         Rule::NotHttp => "What came back is not HTTP, or breaks its limits.".to_owned(),
+        Rule::Override => format!("{answer}: its owner has said how that is to be taken."),
+        Rule::AbortAsked => format!("{answer}, and asked not to be sent this message again."),
+        Rule::RedirectRefused => {
+            format!("{answer}: a redirect that is not followed, because it is one too many or leads where it must not.")
+        }
         Rule::LocalResource => "This server was short of something; that is not the receiver's doing.".to_owned(),
     }
 }
@@ -121,6 +126,8 @@ fn consequence(attempt: &Attempt) -> String {
         (Some(DeathReason::Exhausted), _, _) => "It was the last attempt allowed.",
         (Some(DeathReason::Expired), _, _) => "The next attempt would come after the time to deliver it.",
         (Some(DeathReason::EndpointGone), _, _) => "The endpoint was deleted.",
+        (Some(DeathReason::Cancelled), _, _) => "It was cancelled.",
+        (Some(DeathReason::Breaker), _, _) => "The endpoint's circuit breaker was open.",
         (None, Class::Delivered, _) => "The message is delivered.",
         (None, Class::Transient | Class::Ambiguous | Class::Permanent | Class::Gone, Trigger::Manual) => {
             "A resend is not repeated by itself; the delivery's own schedule goes on as it was."
@@ -161,6 +168,9 @@ fn rule_name(rule: Rule) -> &'static str {
         Rule::Timeout => "timeout",
         Rule::NotHttp => "not-http",
         Rule::LocalResource => "local-resource",
+        Rule::Override => "override",
+        Rule::AbortAsked => "abort-asked",
+        Rule::RedirectRefused => "redirect-refused",
     }
 }
 
@@ -170,6 +180,8 @@ fn death_name(reason: DeathReason) -> &'static str {
         DeathReason::Exhausted => "exhausted",
         DeathReason::Expired => "expired",
         DeathReason::EndpointGone => "endpoint-gone",
+        DeathReason::Cancelled => "cancelled",
+        DeathReason::Breaker => "breaker",
     }
 }
 

@@ -329,6 +329,8 @@ fn answer(status: StatusCode, headers: &HeaderMap) -> Answer {
             let text = String::from_utf8_lossy(value.as_bytes());
             text.chars().take(LOCATION_MAX).collect()
         }),
+        control: None,
+        redirect_refused: false,
     }
 }
 
