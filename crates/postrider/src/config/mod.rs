@@ -11,7 +11,7 @@ mod values;
 pub use keys::reference;
 pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
-pub use values::{DurationError, parse_duration, show_duration};
+pub use values::{DurationError, Span, parse_duration, show_duration};
 
 use figment::Figment;
 use ipnet::IpNet;
@@ -25,7 +25,7 @@ use std::{
 };
 use tracing_subscriber::EnvFilter;
 use url::Url;
-use values::{Size, Span};
+use values::Size;
 
 #[derive(Clone, Debug)]
 pub struct Settings {

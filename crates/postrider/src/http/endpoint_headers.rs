@@ -97,7 +97,7 @@ fn is_value(value: &str) -> bool {
 }
 
 /// Headers that frame the request, that we set ourselves, or that clouds and proxies trust.
-fn is_forbidden(name: &str) -> bool {
+pub fn is_forbidden(name: &str) -> bool {
     FORBIDDEN.contains(&name) || FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 

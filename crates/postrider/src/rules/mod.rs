@@ -1,0 +1,88 @@
+//! What people say about how endpoints are treated, as JSON: the outer form of the engine's layers.
+//!
+//! The same fields stand on the server, on an application, on an endpoint and, as far as they concern a single
+//! delivery, on an event type; the nearest one wins, field by field. They are stored as they were said, so that an
+//! owner reads back what was written and not what it came to.
+
+mod fields;
+mod retry_policy;
+
+pub use fields::{
+    AutoDisable, CircuitBreaker, MaxInFlight, OrderingIn, Signature, StatusOverrides, TimeoutsIn, Toggle,
+};
+pub use retry_policy::RetryPolicy;
+
+use postrider_engine::policy::{self, Layer};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Everything that one level can say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Rules {
+    /// When to try again, and when to give up: the name of a preset, or fields, or both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_policy: Option<RetryPolicy>,
+    /// What an answer means here, such as `{"404": "retry", "5xx": "retry", "timeout": "permanent"}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    pub status_overrides: Option<StatusOverrides>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeouts: Option<TimeoutsIn>,
+    /// `false`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<CircuitBreaker>)]
+    pub circuit_breaker: Option<Toggle<CircuitBreaker>>,
+    /// Requests at a time to one endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u16>, minimum = 1, maximum = 1000)]
+    pub max_in_flight: Option<MaxInFlight>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordering: Option<OrderingIn>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<Signature>,
+    /// When an endpoint is disabled by itself; `false`: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<AutoDisable>)]
+    pub auto_disable: Option<Toggle<AutoDisable>>,
+}
+
+impl Rules {
+    /// What was stored. Only what could be read was ever stored; if it cannot be read now, a newer version wrote it,
+    /// and what it said is left out with a word in the log.
+    pub fn stored(text: Option<&str>) -> Self {
+        let Some(text) = text else { return Self::default() };
+        serde_json::from_str(text).unwrap_or_else(|error| {
+            tracing::error!(%error, "stored rules cannot be read and do not apply");
+            Self::default()
+        })
+    }
+
+    /// As they are stored; `None` if nothing is said.
+    pub fn to_store(&self) -> Option<String> {
+        (*self != Self::default()).then(|| serde_json::to_string(self).expect("names and numbers become JSON"))
+    }
+
+    pub fn layer(&self) -> Layer {
+        let mut layer = Layer::default();
+        if let Some(policy) = &self.retry_policy {
+            policy.fill(&mut layer);
+        }
+        if let Some(overrides) = &self.status_overrides {
+            layer.overrides = overrides.0.clone();
+        }
+        if let Some(timeouts) = &self.timeouts {
+            layer.connect = timeouts.connect.map(|span| span.0);
+            layer.first_byte = timeouts.first_byte.map(|span| span.0);
+            layer.total = timeouts.total.map(|span| span.0);
+        }
+        layer.breaker = self.circuit_breaker.as_ref().map(CircuitBreaker::layer);
+        layer.in_flight_max = self.max_in_flight.map(|max| policy::InFlightMax(max.0.into()));
+        layer.ordering = self.ordering.map(OrderingIn::engine);
+        layer.signature = self.signature.clone().map(Signature::form);
+        if let Some(disable) = &self.auto_disable {
+            (layer.disable_after, layer.disable_streak) = disable.layer();
+        }
+        layer
+    }
+}
