@@ -93,7 +93,9 @@ impl Server {
         };
         let transport = Transport::new(TransportConfig { extra_ca_pem, ..TransportConfig::new(guard.clone()) })?;
         let guard = Arc::new(guard);
-        let directory = Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard)));
+        let rules = Arc::new(settings.rules.layer());
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let tasks = Arc::new(Tasks::default());
         let (stop, stopped) = watch::channel(false);
 
@@ -101,9 +103,9 @@ impl Server {
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
-            payloads: settings.retention,
-            attempts: settings.retention,
-            dead_letters: settings.retention,
+            payloads: settings.retention_payloads,
+            attempts: settings.retention_attempts,
+            dead_letters: settings.retention_dead_letters,
             idempotency: IDEMPOTENCY_MEMORY,
         };
         tokio::spawn({
@@ -127,6 +129,7 @@ impl Server {
                 public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
                 body_max: settings.body_max,
                 https_only: settings.https_only,
+                rules,
                 ..ApiSettings::default()
             },
         });

@@ -200,7 +200,7 @@ fn read_text<'a>(key: &str, texts: impl IntoIterator<Item = &'a str>) -> Result<
     }
     let text = texts.next().unwrap_or_default();
     match form {
-        Form::Text | Form::List => Ok(Value::from(text)),
+        Form::Text | Form::List | Form::Rules => Ok(Value::from(text)),
         Form::Switch => match text {
             "true" => Ok(Value::from(true)),
             "false" => Ok(Value::from(false)),

@@ -2,34 +2,38 @@
 
 use crate::{
     clock,
-    directory::{Directory, EndpointEntry},
+    directory::{Directory, EndpointEntry, PolicyOf},
     ids::{IdCodec, Kind},
     transport::{Exchange, Request, Transport},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
-    Answer, Fault, Outcome, Timestamp, Trigger,
-    lanes::Parcel,
-    outcome::Timeouts,
-    policy::{self, Class, DeathReason, DisableReason, Next, Policy, Rule, Verdict},
+    Answer, Outcome, Timestamp, Trigger,
+    lanes::{Held, Parcel},
+    policy::{self, Class, DeathReason, Next, Rule, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, sign};
-use postrider_store::{AttemptRecord, Letter, Settlement};
+use postrider_store::{AttemptRecord, Letter, Settlement, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 pub type Cargo = Arc<Letter>;
 
 /// The number of the try, counted from 1 in each cycle.
 const ATTEMPT_HEADER: &str = "webhook-attempt";
 
+/// Which number the message has among those of its ordering key, or of a FIFO endpoint: counted from 1, without gaps.
+const SEQUENCE_HEADER: &str = "webhook-sequence";
+
 /// Carries letters to their endpoints.
 pub struct Carrier {
     directory: Arc<Directory>,
     transport: Transport,
     ids: IdCodec,
-    policy: Policy,
     rng: Mutex<StdRng>,
     meters: Meters,
 }
@@ -40,33 +44,49 @@ impl Carrier {
             directory,
             transport,
             ids,
-            policy: Policy::default(),
             rng: Mutex::new(StdRng::try_from_rng(&mut rand::rngs::SysRng).expect("the system gives random numbers")),
             meters: Meters::new(),
         }
     }
 
     /// Tries once, and says what becomes of the delivery.
-    pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settlement {
+    pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settled {
         let started = clock::now();
-        if self.policy.is_expired(parcel.progress, parcel.queued_at, started) {
-            return self.end_untried(parcel, DeathReason::Expired, started);
-        }
-        let endpoint = match self.directory.endpoint(parcel.id.endpoint).await {
-            Ok(Some(endpoint)) if endpoint.is_whole => endpoint,
+        let (endpoint, policy) = match self.rules_of(&parcel).await {
+            Ok(Some(found)) => found,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
             // Our own trouble: nobody was called, and nothing is charged.
-            Ok(Some(_)) | Err(_) => {
-                return self.settle(parcel, None, &Outcome::Failed(Fault::LocalResource), (started, started));
-            }
+            Err(_) => return Settled::untouched(&parcel, started),
         };
+        let expired = policy.is_expired(parcel.progress, parcel.queued_at, started);
+        if expired && parcel.id.trigger == Trigger::Scheduled {
+            return self.end_untried(parcel, DeathReason::Expired, started);
+        }
         let Some(payload) = parcel.cargo.payload.clone() else {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
         let exchange = self.exchange(&endpoint, &parcel, payload, started).await;
-        let ended = started.plus(exchange.duration);
-        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, exchange: &exchange };
-        self.settle(parcel, Some(sent), &exchange.outcome, (started, ended))
+        let times = (started, started.plus(exchange.duration));
+        let verdict = {
+            let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+            policy::judge(&policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
+        };
+        self.settle(parcel, &endpoint, &exchange, verdict, times)
+    }
+
+    /// Ends a delivery whose turn came while the endpoint's breaker was open.
+    pub fn end_by_breaker(&self, parcel: Parcel<Cargo>) -> Settled {
+        self.end_untried(parcel, DeathReason::Breaker, clock::now())
+    }
+
+    /// The endpoint, and the policy of this delivery. `None`: the endpoint was deleted.
+    async fn rules_of(&self, parcel: &Parcel<Cargo>) -> Result<Option<(Arc<EndpointEntry>, PolicyOf)>, StoreError> {
+        let Some(endpoint) = self.directory.endpoint(parcel.id.endpoint).await? else { return Ok(None) };
+        if !endpoint.is_whole {
+            return Err(StoreError::Database("the endpoint's secrets cannot be opened".to_owned()));
+        }
+        let policy = self.directory.policy(&endpoint, &parcel.cargo.event_type).await?;
+        Ok(Some((endpoint, policy)))
     }
 
     async fn exchange(
@@ -79,7 +99,7 @@ impl Carrier {
         match &endpoint.target {
             Ok(url) => {
                 let headers = self.headers(endpoint, parcel, &body, now);
-                self.transport.post(Request { url, headers, body, timeouts: Timeouts::default() }).await
+                self.transport.post(Request { url, headers, body, timeouts: endpoint.rules.timeouts }).await
             }
             Err(_) => Exchange::forbidden(),
         }
@@ -101,6 +121,10 @@ impl Carrier {
             headers.insert(HeaderName::from_static(names.signature), signature.clone());
         }
         headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));
+        let sequence = parcel.cargo.sequences.iter().find(|(endpoint, _)| *endpoint == parcel.id.endpoint);
+        if let Some((_, number)) = sequence {
+            headers.insert(HeaderName::from_static(SEQUENCE_HEADER), HeaderValue::from(*number));
+        }
         headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("Postrider/", env!("CARGO_PKG_VERSION"))));
         let content_type = match &parcel.cargo.content_type {
             Some(given) => HeaderValue::try_from(given).ok(),
@@ -114,50 +138,30 @@ impl Carrier {
     fn settle(
         &self,
         parcel: Parcel<Cargo>,
-        sent: Option<Sent<'_>>,
-        outcome: &Outcome,
-        times: (Timestamp, Timestamp),
-    ) -> Settlement {
-        let verdict = {
-            let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-            policy::judge(&self.policy, parcel.id.trigger, parcel.progress, outcome, times, &mut *rng)
-        };
+        endpoint: &EndpointEntry,
+        exchange: &Exchange,
+        verdict: Verdict,
+        (started, ended): (Timestamp, Timestamp),
+    ) -> Settled {
         let postponed = matches!(verdict.next, Next::Postponed { .. });
-        let progress = verdict.progress;
-        let attempt = sent.filter(|_| !postponed).map(|sent| sent.record(verdict, outcome));
+        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange };
+        let attempt = (!postponed).then(|| sent.record(verdict));
         self.meters.count(verdict, attempt.as_ref());
-        let status = attempt.as_ref().and_then(|attempt| attempt.status);
         tracing::debug!(
             message = parcel.id.message.raw(),
             endpoint = parcel.id.endpoint.raw(),
-            attempt = progress.attempts,
-            status,
+            attempt = verdict.progress.attempts,
+            status = attempt.as_ref().and_then(|attempt| attempt.status),
             class = ?verdict.class,
             rule = ?verdict.rule,
             "attempt settled"
         );
-        let disable_endpoint = verdict.class == Class::Gone && parcel.id.trigger == Trigger::Scheduled;
-        if disable_endpoint {
-            tracing::warn!(
-                endpoint = self.ids.id_of(parcel.id.endpoint),
-                "the endpoint says it is gone, and is disabled"
-            );
-        }
-        Settlement {
-            id: parcel.id,
-            handed: parcel.handed,
-            cycle: parcel.cycle,
-            progress,
-            at: times.1,
-            attempt,
-            next: verdict.next,
-            order: parcel.order,
-            health: None,
-            disable: disable_endpoint.then_some(DisableReason::Gone),
-        }
+        let settlement =
+            Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
+        Settled { settlement, verdict: Some(verdict).filter(|_| !postponed) }
     }
 
-    fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settlement {
+    fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settled {
         let next = match parcel.id.trigger {
             Trigger::Scheduled => Next::Dead(reason),
             Trigger::Manual => Next::Nothing,
@@ -165,50 +169,75 @@ impl Carrier {
         if let Next::Dead(reason) = next {
             self.meters.count_death(reason);
         }
-        Settlement {
-            id: parcel.id,
-            handed: parcel.handed,
-            cycle: parcel.cycle,
-            progress: parcel.progress,
-            at,
-            attempt: None,
-            next,
-            order: parcel.order,
-            health: None,
-            disable: None,
-        }
+        Settled { settlement: Settlement { next, ..untouched(&parcel, at) }, verdict: None }
     }
 }
+
+/// What became of a parcel, and what it tells about its endpoint.
+pub struct Settled {
+    pub settlement: Settlement,
+    /// `None`: nothing was learned about the endpoint.
+    pub verdict: Option<Verdict>,
+}
+
+impl Settled {
+    /// Nothing has happened: it is tried again soon, as if for the first time.
+    pub fn untouched(parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
+        Self { settlement: untouched(parcel, now), verdict: None }
+    }
+}
+
+fn untouched(parcel: &Parcel<Cargo>, at: Timestamp) -> Settlement {
+    Settlement {
+        id: parcel.id,
+        handed: parcel.handed,
+        cycle: parcel.cycle,
+        progress: parcel.progress,
+        at,
+        attempt: None,
+        next: Next::Postponed { due: at.plus(POSTPONEMENT) },
+        order: parcel.order,
+        health: None,
+        disable: None,
+    }
+}
+
+/// How long a delivery waits after trouble of our own.
+const POSTPONEMENT: Duration = Duration::from_secs(1);
 
 /// A request that was made.
 struct Sent<'e> {
     url: Arc<str>,
     started: Timestamp,
+    held: Option<Held>,
     exchange: &'e Exchange,
 }
 
 impl Sent<'_> {
-    fn record(self, verdict: Verdict, outcome: &Outcome) -> AttemptRecord {
+    fn record(self, verdict: Verdict) -> AttemptRecord {
         AttemptRecord {
             started_at: self.started,
             duration: self.exchange.duration,
             url: Arc::clone(&self.url),
-            status: match outcome {
+            status: match &self.exchange.outcome {
                 Outcome::Answered(answer) => Some(answer.status),
                 Outcome::Failed(_) => None,
             },
-            response: self.response(verdict, outcome),
+            response: self.response(verdict),
             class: verdict.class,
             rule: verdict.rule,
-            held: None,
+            held: self.held,
         }
     }
 
     /// What is kept of the answer: its body, or in words why there is none.
-    fn response(&self, verdict: Verdict, outcome: &Outcome) -> Bytes {
-        match (outcome, verdict.rule) {
+    fn response(&self, verdict: Verdict) -> Bytes {
+        match (&self.exchange.outcome, verdict.rule) {
             (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::Redirect) => {
                 Bytes::from(format!("{status}: redirects are not followed; the receiver points to {location}"))
+            }
+            (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::RedirectRefused) => {
+                Bytes::from(format!("{status}: this redirect is not followed; it points to {location}"))
             }
             (Outcome::Answered(_), _) => self.exchange.body.clone(),
             (Outcome::Failed(_), _) => self.exchange.detail.clone().map(Bytes::from).unwrap_or_default(),

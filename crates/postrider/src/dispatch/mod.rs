@@ -4,6 +4,7 @@
 //! run beside it and report back. The way of one delivery is in `delivery.rs`.
 
 mod delivery;
+mod notices;
 
 use crate::{
     clock,
@@ -12,13 +13,14 @@ use crate::{
     tasks::Tasks,
     transport::Transport,
 };
-use delivery::{Cargo, Carrier};
+use delivery::{Cargo, Carrier, Settled};
+use notices::Notices;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
-    lanes::{Command, Dispatcher, LaneSettings, Limits, Parcel},
-    policy::{DisableRules, Next, Ordering, Progress},
+    lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
+    policy::{DisableRules, Health, Next, Ordering, Progress},
 };
-use postrider_store::{By, Committed, Loaded, Settlement, Store, StoreError, Waiting};
+use postrider_store::{By, Cancelled, Committed, Loaded, Settlement, Store, StoreError, Waiting};
 use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
@@ -36,12 +38,13 @@ const PARCEL_BYTES: usize = 512;
 
 /// What the tasks beside the dispatcher report.
 enum Event {
-    Answered(Box<Settlement>),
+    Answered(Box<Settled>),
     Settled(Arc<Vec<Settlement>>),
     Loaded(EndpointKey, Loaded),
     LoadFailed(EndpointKey),
     Spilled(Vec<DeliveryId>),
     LaneFound { endpoint: EndpointKey, settings: LaneSettings, due: Timestamp },
+    HealthFound { endpoint: EndpointKey, settings: LaneSettings, health: Health },
     AppChanged(AppKey, Option<Arc<AppEntry>>),
 }
 
@@ -56,6 +59,7 @@ pub struct Dispatch {
     /// Settled by the engine, waiting for the commit before theirs to end.
     unsettled: Vec<Settlement>,
     committing: bool,
+    notices: Notices,
     in_flight: metrics::Gauge,
 }
 
@@ -70,6 +74,7 @@ impl Dispatch {
         let (events, inbox) = mpsc::unbounded_channel();
         Self {
             engine: Dispatcher::new(Limits::default()),
+            notices: Notices::new(ids.clone()),
             carrier: Arc::new(Carrier::new(Arc::clone(&directory), transport, ids)),
             store,
             directory,
@@ -85,6 +90,7 @@ impl Dispatch {
     /// Runs until told to stop and what is on the network has been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
+        self.take_over_healths().await;
         self.find_lanes();
         let mut stopping = false;
         loop {
@@ -130,10 +136,13 @@ impl Dispatch {
                 let promise = Promise::new(self.events.clone(), &parcel, now);
                 tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
             }
-            Command::Load { endpoint, limit } => {
+            Command::Bury(parcel) => {
+                let _ = self.events.send(Event::Answered(Box::new(self.carrier.end_by_breaker(parcel))));
+            }
+            Command::Load { endpoint, ordering, limit } => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
-                    let event = match store.load(endpoint, Ordering::None, now, limit).await {
+                    let event = match store.load(endpoint, ordering, now, limit).await {
                         Ok(loaded) => Event::Loaded(endpoint, loaded),
                         Err(_) => Event::LoadFailed(endpoint),
                     };
@@ -143,8 +152,8 @@ impl Dispatch {
             Command::Spill(deliveries) => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
-                    insist(|| store.spill(deliveries.iter().map(|id| (*id, None)).collect(), now)).await;
-                    let _ = events.send(Event::Spilled(deliveries));
+                    insist(|| store.spill(deliveries.clone(), now)).await;
+                    let _ = events.send(Event::Spilled(deliveries.into_iter().map(|(id, _)| id).collect()));
                 });
             }
         }
@@ -167,9 +176,13 @@ impl Dispatch {
     fn take(&mut self, event: Event) {
         let now = clock::now();
         match event {
-            Event::Answered(settlement) => {
-                self.engine.answered(settlement.id, now);
-                self.unsettled.push(*settlement);
+            Event::Answered(settled) => {
+                let Settled { mut settlement, verdict } = *settled;
+                if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
+                    settlement.health = Some(step.health);
+                    settlement.disable = self.notices.of(settlement.id.endpoint, &step);
+                }
+                self.unsettled.push(settlement);
             }
             Event::Settled(batch) => {
                 self.committing = false;
@@ -179,11 +192,15 @@ impl Dispatch {
             }
             Event::Loaded(endpoint, loaded) => {
                 let parcels = loaded.deliveries.into_iter().map(|waiting| stored_parcel(waiting, now)).collect();
-                self.engine.loaded(endpoint, parcels, loaded.more, loaded.next_due, now);
+                let rest = Rest { more: loaded.more, next_due: loaded.next_due, blocked: loaded.blocked };
+                self.engine.loaded(endpoint, parcels, rest, now);
             }
             Event::LoadFailed(endpoint) => self.engine.load_failed(endpoint, now, STORE_PAUSE),
             Event::Spilled(deliveries) => self.engine.spilled(&deliveries, now),
             Event::LaneFound { endpoint, settings, due } => self.engine.expect(endpoint, settings, due, now),
+            Event::HealthFound { endpoint, settings, health } => {
+                self.engine.set_health(endpoint, settings, health, now);
+            }
             Event::AppChanged(app, entry) => self.adopt(app, entry, now),
         }
     }
@@ -215,7 +232,15 @@ impl Dispatch {
                 }
                 Committed::Waiting { endpoint, due } => self.find_lane(endpoint, due),
                 Committed::Settings { app } => self.reread(app),
-                Committed::EventTypes | Committed::Health { .. } | Committed::Cancelled { .. } => {}
+                Committed::EventTypes => self.directory.event_types_changed(),
+                Committed::Health { endpoint } => self.find_health(endpoint),
+                Committed::Cancelled { endpoint, which } => {
+                    let which = match which {
+                        Cancelled::One(message) => Cancel::One(message),
+                        Cancelled::Before(message) => Cancel::Before(message),
+                    };
+                    self.engine.cancel(endpoint, which, now);
+                }
             }
         }
     }
@@ -255,6 +280,25 @@ impl Dispatch {
         self.tasks.wake();
     }
 
+    /// Before anything is sent, the breakers must be as they were.
+    async fn take_over_healths(&mut self) {
+        for (endpoint, health) in insist(|| self.store.healths()).await {
+            if let Some(entry) = insist(|| self.directory.endpoint(endpoint)).await {
+                self.engine.set_health(endpoint, entry.lane, health, clock::now());
+            }
+        }
+    }
+
+    fn find_health(&self, endpoint: EndpointKey) {
+        let (store, directory, events) = (Arc::clone(&self.store), Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move {
+            let health = insist(|| store.health(endpoint)).await;
+            if let Some(entry) = insist(|| directory.endpoint(endpoint)).await {
+                let _ = events.send(Event::HealthFound { endpoint, settings: entry.lane, health });
+            }
+        });
+    }
+
     /// Finds the lanes that had something waiting when the last run ended.
     fn find_lanes(&self) {
         let (store, directory, events) = (Arc::clone(&self.store), Arc::clone(&self.directory), self.events.clone());
@@ -274,37 +318,25 @@ impl Dispatch {
 /// That something will be heard of every parcel that is sent out, even if its task dies on the way.
 struct Promise {
     events: mpsc::UnboundedSender<Event>,
-    settlement: Option<Box<Settlement>>,
+    settled: Option<Box<Settled>>,
 }
 
 impl Promise {
     fn new(events: mpsc::UnboundedSender<Event>, parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
-        let untouched = Settlement {
-            id: parcel.id,
-            handed: parcel.handed,
-            cycle: parcel.cycle,
-            progress: parcel.progress,
-            at: now,
-            attempt: None,
-            next: Next::Postponed { due: now.plus(STORE_PAUSE) },
-            order: parcel.order,
-            health: None,
-            disable: None,
-        };
-        Self { events, settlement: Some(Box::new(untouched)) }
+        Self { events, settled: Some(Box::new(Settled::untouched(parcel, now))) }
     }
 
-    fn keep(mut self, settlement: Settlement) {
-        if let Some(slot) = &mut self.settlement {
-            **slot = settlement;
+    fn keep(mut self, settled: Settled) {
+        if let Some(slot) = &mut self.settled {
+            **slot = settled;
         }
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if let Some(settlement) = self.settlement.take() {
-            let _ = self.events.send(Event::Answered(settlement));
+        if let Some(settled) = self.settled.take() {
+            let _ = self.events.send(Event::Answered(settled));
         }
     }
 }

@@ -10,10 +10,12 @@ use super::{
     fields::{Channel, Description, Metadata, Rate, Several, Strings, TypeName, Uid, either},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut},
+    rules::{RulesPatch, with_rules},
     time::Time,
 };
 use crate::{
     ids::IdCodec,
+    rules::Rules,
     tokens::Capability,
     transport::url::{EndpointUrl, UrlRules},
     vault::{ActiveSecret, Private},
@@ -34,6 +36,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(get, put, patch, delete))
 }
 
+with_rules! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointIn {
@@ -70,7 +73,9 @@ pub struct EndpointIn {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
+with_rules! {
 /// Without secret and headers, which have operations of their own.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -97,7 +102,9 @@ pub struct EndpointUpsertIn {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
+with_rules! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointPatch {
@@ -133,6 +140,7 @@ pub struct EndpointPatch {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +158,8 @@ pub struct EndpointOut {
     throttle_rate: Option<u32>,
     rate_limit: Option<u32>,
     version: u16,
+    #[serde(flatten)]
+    rules: Rules,
     created_at: Time,
     updated_at: Time,
 }
@@ -172,6 +182,7 @@ impl EndpointOut {
             throttle_rate: endpoint.rate_limit,
             rate_limit: endpoint.rate_limit,
             version: VERSION,
+            rules: Rules::stored(endpoint.rules.as_deref()),
             created_at: Time(endpoint.created_at),
             updated_at: Time(endpoint.updated_at),
         }
@@ -212,10 +223,11 @@ struct Wanted {
     channels: Option<Vec<String>>,
     metadata: BTreeMap<String, String>,
     rate_limit: Option<u32>,
+    rules: RulesPatch,
 }
 
 impl EndpointUpsertIn {
-    fn wanted(self, rules: &UrlRules<'_>) -> Result<Wanted, Error> {
+    fn wanted(mut self, rules: &UrlRules<'_>) -> Result<Wanted, Error> {
         check_version(self.version)?;
         let event_types = either(("eventTypes", self.event_types), ("filterTypes", self.filter_types))?;
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
@@ -228,6 +240,7 @@ impl EndpointUpsertIn {
             channels: self.channels.and_then(channel_names),
             metadata: self.metadata.unwrap_or_default().0,
             rate_limit: rate.map(|rate| rate.0),
+            rules: self.take_rules(),
         })
     }
 }
@@ -249,6 +262,14 @@ impl EndpointIn {
             throttle_rate: self.throttle_rate,
             rate_limit: self.rate_limit,
             version: self.version,
+            retry_policy: self.retry_policy,
+            status_overrides: self.status_overrides,
+            timeouts: self.timeouts,
+            circuit_breaker: self.circuit_breaker,
+            max_in_flight: self.max_in_flight,
+            ordering: self.ordering,
+            signature: self.signature,
+            auto_disable: self.auto_disable,
         };
         Ok((rest.wanted(rules)?, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
     }
@@ -268,7 +289,7 @@ impl Wanted {
             channels: self.channels,
             metadata: self.metadata,
             rate_limit: self.rate_limit,
-            rules: None,
+            rules: self.rules.apply(None).to_store(),
             sealed,
             created_at: now,
             updated_at: now,
@@ -276,8 +297,12 @@ impl Wanted {
     }
 
     fn replace(self, app: &InApp, old: &Endpoint, now: Timestamp) -> Endpoint {
+        let rules = self.rules.clone().apply(old.rules.as_deref()).to_store();
+        let disabled = self.disabled.then(|| old.disabled.unwrap_or(Disabled { why: DisableReason::Manual, at: now }));
         Endpoint {
             version: old.version + 1,
+            rules,
+            disabled,
             created_at: old.created_at,
             ..self.create(app, old.key, old.sealed.clone(), now)
         }
@@ -285,9 +310,11 @@ impl Wanted {
 }
 
 impl EndpointPatch {
-    fn apply(self, old: &Endpoint, rules: &UrlRules<'_>, now: Timestamp) -> Result<Endpoint, Error> {
+    fn apply(mut self, old: &Endpoint, rules: &UrlRules<'_>, now: Timestamp) -> Result<Endpoint, Error> {
         check_version(self.version)?;
-        let mut new = Endpoint { version: old.version + 1, updated_at: now, ..old.clone() };
+        let new_rules = self.take_rules().apply(old.rules.as_deref());
+        let mut new =
+            Endpoint { version: old.version + 1, rules: new_rules.to_store(), updated_at: now, ..old.clone() };
         if let Some(url) = self.url {
             new.url = read_url(&url, rules)?;
         }
@@ -399,6 +426,10 @@ fn channel_names(list: Channels) -> Option<Vec<String>> {
     (!list.0.is_empty()).then(|| list.0.into_iter().map(|name| name.0).collect())
 }
 
+fn check_rules(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<(), Error> {
+    api.check_rules(&[&app.entry.layer], &Rules::stored(endpoint.rules.as_deref()))
+}
+
 fn check_version(version: Option<u16>) -> Result<(), Error> {
     match version {
         None | Some(VERSION) => Ok(()),
@@ -449,6 +480,7 @@ async fn create(
     let now = (api.clock)();
     let minted = EndpointKey::new(api.store.mint(now));
     let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
+    check_rules(&api, &app, &endpoint)?;
     let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
     let remember = key.remember(&app.principal, &body, &prepared);
     let written = api.store.put_endpoint(endpoint, Expect::Absent, remember).await;
@@ -511,6 +543,7 @@ async fn put(
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
+        check_rules(&api, &app, &new)?;
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -551,6 +584,9 @@ async fn patch(
         let new = patch.apply(&old, &api.url_rules(), (api.clock)())?;
         if new.event_types != old.event_types {
             event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
+        }
+        if new.rules != old.rules {
+            check_rules(&api, &app, &new)?;
         }
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, Expect::Version(old.version), None).await {

@@ -8,9 +8,14 @@ use super::{
     fields::{Description, Several, TypeName},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut, Name},
+    rules::RulesPatch,
     time::Time,
 };
-use crate::{ids::is_name, tokens::Principal};
+use crate::{
+    ids::is_name,
+    rules::{RetryPolicy, Rules},
+    tokens::Principal,
+};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -47,6 +52,10 @@ pub struct EventTypeIn {
     /// The older, single form of `featureFlags`.
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Option<TypeName>,
+    /// When messages of this type are tried again, whatever their endpoint says.
+    #[serde(default)]
+    #[schema(value_type = Option<RetryPolicy>)]
+    retry_policy: Patch<RetryPolicy>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -64,6 +73,10 @@ pub struct EventTypeUpsertIn {
     feature_flags: Option<Flags>,
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Option<TypeName>,
+    /// Kept if absent, taken away with null.
+    #[serde(default)]
+    #[schema(value_type = Option<RetryPolicy>)]
+    retry_policy: Patch<RetryPolicy>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -88,6 +101,9 @@ pub struct EventTypePatch {
     #[serde(default)]
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Patch<TypeName>,
+    #[serde(default)]
+    #[schema(value_type = Option<RetryPolicy>)]
+    retry_policy: Patch<RetryPolicy>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -103,6 +119,8 @@ pub struct EventTypeOut {
     feature_flags: Option<Vec<String>>,
     #[schema(deprecated)]
     feature_flag: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_policy: Option<RetryPolicy>,
     created_at: Time,
     updated_at: Time,
 }
@@ -141,6 +159,7 @@ impl EventTypeOut {
             group_name: event_type.group_name,
             feature_flag: event_type.feature_flags.as_ref().and_then(|flags| flags.first().cloned()),
             feature_flags: event_type.feature_flags,
+            retry_policy: Rules::stored(event_type.rules.as_deref()).retry_policy,
             created_at: Time(event_type.created_at),
             updated_at: Time(event_type.updated_at),
         }
@@ -157,6 +176,7 @@ impl EventTypeIn {
             group_name: self.group_name,
             feature_flags: self.feature_flags,
             feature_flag: self.feature_flag,
+            retry_policy: self.retry_policy,
         };
         rest.create(self.name.0, now)
     }
@@ -173,7 +193,7 @@ impl EventTypeUpsertIn {
             feature_flags: flags(self.feature_flags, self.feature_flag)?,
             group_name: self.group_name.map(|name| name.0),
             schemas: self.schemas.map(|schemas| schemas.0),
-            rules: None,
+            rules: with_policy(None, self.retry_policy),
             created_at: now,
             updated_at: now,
         })
@@ -183,6 +203,7 @@ impl EventTypeUpsertIn {
 impl EventTypePatch {
     fn apply(self, old: &EventType, now: Timestamp) -> Result<EventType, Error> {
         let mut new = next(old, old.clone(), now);
+        new.rules = with_policy(old.rules.as_deref(), self.retry_policy);
         if let Some(Description(description)) = self.description {
             new.description = description;
         }
@@ -205,8 +226,17 @@ impl EventTypePatch {
 }
 
 /// `new` as the version after `old`.
-fn next(old: &EventType, new: EventType, now: Timestamp) -> EventType {
+pub fn next(old: &EventType, new: EventType, now: Timestamp) -> EventType {
     EventType { version: old.version + 1, created_at: old.created_at, updated_at: now, ..new }
+}
+
+/// The stored rules, with what a body says about the retry policy.
+pub fn with_policy(stored: Option<&str>, policy: Patch<RetryPolicy>) -> Option<String> {
+    RulesPatch { retry_policy: policy, ..RulesPatch::default() }.apply(stored).to_store()
+}
+
+pub fn check_rules(api: &Api, event_type: &EventType) -> Result<(), Error> {
+    api.check_rules(&[], &Rules::stored(event_type.rules.as_deref()))
 }
 
 fn flags(list: Option<Flags>, single: Option<TypeName>) -> Result<Option<Vec<String>>, Error> {
@@ -313,6 +343,7 @@ async fn create(
         Some(old) if old.archived => (next(&old, new, now), Expect::Version(old.version)),
         Some(_) | None => (new, Expect::Absent),
     };
+    check_rules(&api, &new)?;
     let prepared = answer(StatusCode::CREATED, &EventTypeOut::of(new.clone(), Content::With));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
     match api.store.put_event_type(new, expect, remember).await {
@@ -359,11 +390,17 @@ async fn put(
         name.ok_or_else(|| Error::Invalid(vec![super::error::Flaw::new("path", ["event_type_name"], NAME_RULE)]))?;
     for _ in 0..TRIES_MAX {
         let now = (api.clock)();
-        let wanted = parse::<EventTypeUpsertIn>(&body)?.create(name.clone(), now)?;
+        let body: EventTypeUpsertIn = parse(&body)?;
+        let policy = body.retry_policy.clone();
+        let wanted = body.create(name.clone(), now)?;
         let (status, new, expect) = match api.store.event_type(&name).await? {
-            Some(old) => (StatusCode::OK, next(&old, wanted, now), Expect::Version(old.version)),
+            Some(old) => {
+                let rules = with_policy(old.rules.as_deref(), policy);
+                (StatusCode::OK, EventType { rules, ..next(&old, wanted, now) }, Expect::Version(old.version))
+            }
             None => (StatusCode::CREATED, wanted, Expect::Absent),
         };
+        check_rules(&api, &new)?;
         match api.store.put_event_type(new.clone(), expect, None).await {
             Err(PutError::Changed | PutError::Taken) => continue,
             written => written?,
@@ -421,7 +458,7 @@ async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn change(
+pub async fn change(
     api: &Api,
     name: &str,
     change: impl Fn(&EventType, Timestamp) -> Result<EventType, Error>,
@@ -429,6 +466,7 @@ async fn change(
     for _ in 0..TRIES_MAX {
         let old = api.store.event_type(name).await?.ok_or(Error::NotFound)?;
         let new = change(&old, (api.clock)())?;
+        check_rules(api, &new)?;
         match api.store.put_event_type(new.clone(), Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
@@ -439,7 +477,7 @@ async fn change(
 }
 
 /// The name in the path, if it can be one.
-struct PathName(Option<String>);
+pub struct PathName(pub Option<String>);
 
 impl FromRequestParts<Arc<Api>> for PathName {
     type Rejection = Infallible;

@@ -7,16 +7,14 @@ use super::{
     applications::ApplicationIn,
     error::Error,
     extract,
-    fields::{Channel, Several, TypeName, Uid},
+    fields::{Channel, OrderingKey, Several, TypeName, Uid},
     payload::has_lone_surrogate,
+    time::Time,
 };
 use bytes::Bytes;
-use postrider_engine::MessageKey;
+use postrider_engine::{MessageKey, Timestamp};
 use postrider_store::Content;
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, IgnoredAny},
-};
+use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -49,8 +47,11 @@ pub struct MessageIn<'a> {
     #[schema(minimum = 1, maximum = 2160)]
     payload_retention_hours: Option<i64>,
     transformations_params: Option<TransformationsParams>,
-    #[schema(ignore)]
-    deliver_at: Option<IgnoredAny>,
+    /// Not to be sent before; at most 24 hours ahead.
+    deliver_at: Option<Time>,
+    /// Messages of the same key reach an endpoint one after the other, in the order in which they were accepted.
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
+    ordering_key: Option<OrderingKey>,
 }
 
 /// A word to find messages by.
@@ -91,6 +92,7 @@ pub struct Draft<'a> {
     pub content: Content,
     /// How long the payload is to be kept, if not as long as everything is.
     pub keep_payload: Option<Duration>,
+    pub deliver_at: Option<Timestamp>,
     pub application: Option<ApplicationIn>,
     /// The payload where it is JSON, as it lies in the body.
     pub json: Option<&'a RawValue>,
@@ -99,9 +101,6 @@ pub struct Draft<'a> {
 impl<'a> Draft<'a> {
     pub fn parse(body: &'a Bytes) -> Result<Self, Error> {
         let message: MessageIn<'a> = extract::parse(body)?;
-        if message.deliver_at.is_some() {
-            return Err(Error::invalid(["deliverAt"], "is not supported yet"));
-        }
         if message.channels.as_ref().is_some_and(|channels| channels.0.is_empty()) {
             return Err(Error::invalid(["channels"], "must be at least one; leave them out for none"));
         }
@@ -121,10 +120,11 @@ impl<'a> Draft<'a> {
             channels: message.channels.into_iter().flat_map(|channels| channels.0).map(|channel| channel.0).collect(),
             tags: message.tags.into_iter().flat_map(|tags| tags.0).map(|tag| tag.0).collect(),
             content_type,
-            ordering_key: None,
+            ordering_key: message.ordering_key.map(|key| key.0),
             payload,
         };
-        Ok(Self { content, keep_payload, application: message.application, json })
+        let deliver_at = message.deliver_at.map(|time| time.0);
+        Ok(Self { content, keep_payload, deliver_at, application: message.application, json })
     }
 }
 

@@ -44,6 +44,8 @@ pub struct MessageOut<'a> {
     channels: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<String>,
     /// As it was handed in; `{}` if no content was asked for; `{"expired": true}` if it is gone.
     #[schema(value_type = Object)]
     payload: Shown<'a>,
@@ -57,8 +59,8 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key: _, payload: _ } = content;
-        Self { id: ids.id_of(key), event_type, event_id, channels, tags, payload, timestamp: Time(at) }
+        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, payload: _ } = content;
+        Self { id: ids.id_of(key), event_type, event_id, channels, tags, ordering_key, payload, timestamp: Time(at) }
     }
 }
 
@@ -97,13 +99,26 @@ async fn create(
     };
     let event = NewEvent {
         content: draft.content,
-        deliver_at: None,
+        deliver_at: check_delivery_time(draft.deliver_at, now)?,
         payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
         idempotency: key.of(&Principal::Environment, &body),
         only: None,
     };
     let message = accept(&api, &app, event, detail, shown).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
+}
+
+/// How far ahead a message may be handed in.
+const DELIVER_AHEAD_MAX: std::time::Duration = std::time::Duration::from_hours(24);
+
+fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<Option<Timestamp>, Error> {
+    match deliver_at {
+        Some(at) if at <= now => Err(Error::invalid(["deliverAt"], "is past")),
+        Some(at) if at > now.plus(DELIVER_AHEAD_MAX) => {
+            Err(Error::invalid(["deliverAt"], "must be at most 24 hours ahead"))
+        }
+        Some(_) | None => Ok(deliver_at),
+    }
 }
 
 /// Hands a message to ingest, and tells what was accepted: now, or by the same request before.

@@ -24,6 +24,8 @@ pub mod page;
 pub mod payload;
 pub mod portal;
 pub mod recover;
+pub mod retry_schedule;
+pub mod rules;
 pub mod send_example;
 pub mod server;
 pub mod stats;
@@ -42,7 +44,7 @@ use axum::{
 };
 use error::Error;
 use http::{Uri, uri::PathAndQuery};
-use postrider_engine::Timestamp;
+use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::Store;
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
@@ -75,11 +77,19 @@ pub struct ApiSettings {
     pub https_only: bool,
     /// Ports that endpoints may have besides the usual ones.
     pub ports_opened: Vec<u16>,
+    /// How endpoints are treated where nobody nearer says anything.
+    pub rules: Arc<Layer>,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { public_url: None, body_max: 1024 * 1024, https_only: false, ports_opened: Vec::new() }
+        Self {
+            public_url: None,
+            body_max: 1024 * 1024,
+            https_only: false,
+            ports_opened: Vec::new(),
+            rules: Arc::default(),
+        }
     }
 }
 
@@ -112,6 +122,7 @@ fn routes() -> OpenApiRouter<Arc<Api>> {
         .merge(messages::routes())
         .merge(portal::routes())
         .merge(recover::routes())
+        .merge(retry_schedule::routes())
         .merge(send_example::routes())
         .merge(stats::routes())
 }
