@@ -15,6 +15,7 @@ use crate::{
 };
 use delivery::{Cargo, Carrier, Settled};
 use notices::Notices;
+pub use notices::reason_name;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},

@@ -174,7 +174,19 @@ fn rule_name(rule: Rule) -> &'static str {
     }
 }
 
-fn death_name(reason: DeathReason) -> &'static str {
+/// Why a delivery was given up, in words.
+pub fn death_words(reason: DeathReason) -> &'static str {
+    match reason {
+        DeathReason::Permanent => "The receiver refused it for good.",
+        DeathReason::Exhausted => "All attempts were used, and none succeeded.",
+        DeathReason::Expired => "The time to deliver it ran out.",
+        DeathReason::EndpointGone => "Its endpoint was deleted.",
+        DeathReason::Cancelled => "It was cancelled on request.",
+        DeathReason::Breaker => "Its turn came while the endpoint's circuit breaker was open.",
+    }
+}
+
+pub fn death_name(reason: DeathReason) -> &'static str {
     match reason {
         DeathReason::Permanent => "permanent",
         DeathReason::Exhausted => "exhausted",

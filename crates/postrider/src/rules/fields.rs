@@ -323,7 +323,7 @@ impl<'de> Deserialize<'de> for SignatureHeader {
         if text.len() > 256 || HeaderName::from_bytes(text.as_bytes()).is_err() {
             return Err(de::Error::custom("is not the name of a header"));
         }
-        if crate::http::endpoint_headers::is_forbidden(&text) {
+        if super::headers::is_forbidden(&text) {
             return Err(de::Error::custom(format_args!("the header `{text}` cannot be set")));
         }
         Ok(Self(text))

@@ -5,6 +5,8 @@
 //! owner reads back what was written and not what it came to.
 
 mod fields;
+pub mod headers;
+pub mod preview;
 mod retry_policy;
 
 pub use fields::{
