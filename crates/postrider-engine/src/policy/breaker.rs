@@ -55,3 +55,82 @@ impl Default for Breaker {
         Self::Closed { failures: 0 }
     }
 }
+
+/// What a breaker means for a request that would start now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Closed,
+    Open {
+        until: Timestamp,
+    },
+    /// One request may find out how the endpoint is.
+    HalfOpen,
+}
+
+impl Breaker {
+    pub fn standing(&self, now: Timestamp) -> Standing {
+        match *self {
+            Self::Closed { .. } => Standing::Closed,
+            Self::Open { until, .. } if now < until => Standing::Open { until },
+            Self::Open { .. } => Standing::HalfOpen,
+        }
+    }
+
+    /// One more failure in a row.
+    pub(super) fn tripped(self, rules: &BreakerRules, now: Timestamp) -> Self {
+        let trips = match self {
+            Self::Closed { failures } => {
+                let failures = failures.saturating_add(1);
+                if failures < rules.failures {
+                    return Self::Closed { failures };
+                }
+                1
+            }
+            Self::Open { trips, .. } => trips.saturating_add(1),
+        };
+        Self::Open { until: now.plus(rules.cool_down_after(trips)), trips }
+    }
+}
+
+impl BreakerRules {
+    /// How long it stays open after it has opened so often: doubled each time, up to the longest.
+    pub fn cool_down_after(&self, trips: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(trips.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.cool_down.saturating_mul(doubled).min(self.cool_down_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_breaker_stands_open_until_its_time_and_then_half_open() {
+        let at = Timestamp::from_millis;
+        let open = Breaker::Open { until: at(100), trips: 1 };
+        assert_eq!(open.standing(at(99)), Standing::Open { until: at(100) });
+        assert_eq!(open.standing(at(100)), Standing::HalfOpen);
+        assert_eq!(Breaker::Closed { failures: 99 }.standing(at(0)), Standing::Closed);
+    }
+
+    #[test]
+    fn the_cool_down_doubles_up_to_the_longest() {
+        let rules = BreakerRules::default();
+        let seconds: Vec<u64> = (1..=7).map(|trips| rules.cool_down_after(trips).as_secs()).collect();
+        assert_eq!(seconds, [30, 60, 120, 240, 480, 900, 900]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_cool_down_never_shrinks_and_never_exceeds_the_longest(cool_down: u64, max: u64, trips: u32) {
+            let rules = BreakerRules {
+                cool_down: Duration::from_millis(cool_down),
+                cool_down_max: Duration::from_millis(max),
+                ..BreakerRules::default()
+            };
+            let (now, next) = (rules.cool_down_after(trips), rules.cool_down_after(trips.saturating_add(1)));
+            prop_assert!(now <= next && next <= rules.cool_down_max);
+        }
+    }
+}
