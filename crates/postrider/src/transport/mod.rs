@@ -25,7 +25,7 @@ use http::{Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use pool::{BODY_READ_MAX, Line, Pool};
 use postrider_engine::outcome::Timeouts;
-use postrider_engine::{Answer, Fault, Outcome, TimeoutPhase};
+use postrider_engine::{Answer, Control, Fault, Outcome, TimeoutPhase};
 use resolve::Resolver;
 use std::sync::Arc;
 use std::time::Duration;
@@ -329,10 +329,27 @@ fn answer(status: StatusCode, headers: &HeaderMap) -> Answer {
             let text = String::from_utf8_lossy(value.as_bytes());
             text.chars().take(LOCATION_MAX).collect()
         }),
-        control: None,
+        control: control(headers),
         redirect_refused: false,
     }
 }
+
+/// What is neither of the two words is none of ours. Of both, the one that stops more wins.
+fn control(headers: &HeaderMap) -> Option<Control> {
+    let asked = |word: &str| {
+        let mut values = headers.get_all(CONTROL_HEADER).iter();
+        values.any(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+    };
+    if asked("disable") {
+        Some(Control::Disable)
+    } else if asked("abort-message") {
+        Some(Control::AbortMessage)
+    } else {
+        None
+    }
+}
+
+const CONTROL_HEADER: HeaderName = HeaderName::from_static("webhook-delivery");
 
 /// What a caller may not decide: framing, the connection, and encodings that we would have to undo.
 const OURS_TO_SET: [HeaderName; 10] = [
