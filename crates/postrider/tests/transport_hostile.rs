@@ -143,6 +143,8 @@ async fn a_receiver_that_never_reads_is_left_at_the_deadline() {
             headers: HeaderMap::new(),
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Late);
@@ -165,6 +167,8 @@ async fn an_early_refusal_of_a_large_body_is_heard() {
             headers: HeaderMap::new(),
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Status(413));
@@ -282,6 +286,8 @@ async fn post(transport: &Transport, receiver: SocketAddr) -> Exchange {
             headers: HeaderMap::new(),
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await
 }
