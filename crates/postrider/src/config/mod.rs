@@ -13,7 +13,7 @@ pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, show_duration};
 
-use crate::rules::Rules;
+use crate::rules::{Rules, path_of};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
@@ -262,8 +262,10 @@ impl Raw {
             }
         }
         let rules = self.rules.as_ref().map(|rules| rules.0.clone()).unwrap_or_default();
-        if let Some(flaw) = policy::Rules::resolve([&rules.layer()]).check().first() {
-            return Err(("rules", format!("{} {}", flaw.field, flaw.words)));
+        let layer = rules.layer();
+        let flaws = layer.check().into_iter().chain(policy::Rules::resolve([&layer]).check());
+        if let Some(flaw) = flaws.into_iter().next() {
+            return Err(("rules", format!("{} {}", path_of(flaw.field).join("."), flaw.words)));
         }
         if self.shutdown_grace.0 > SHUTDOWN_GRACE_MAX {
             return Err(("shutdown_grace", "must be at most 1h".to_owned()));

@@ -29,6 +29,18 @@ const ATTEMPT_HEADER: &str = "webhook-attempt";
 /// Which number the message has among those of its ordering key, or of a FIFO endpoint: counted from 1, without gaps.
 const SEQUENCE_HEADER: &str = "webhook-sequence";
 
+/// What a redirect to another host takes along: nothing that is the endpoint's own, and no signature.
+const KEPT_ACROSS_HOSTS: [HeaderName; 8] = [
+    HeaderName::from_static(WEBHOOK_HEADERS.id),
+    HeaderName::from_static(WEBHOOK_HEADERS.timestamp),
+    HeaderName::from_static(SVIX_HEADERS.id),
+    HeaderName::from_static(SVIX_HEADERS.timestamp),
+    HeaderName::from_static(ATTEMPT_HEADER),
+    HeaderName::from_static(SEQUENCE_HEADER),
+    header::USER_AGENT,
+    header::CONTENT_TYPE,
+];
+
 /// Carries letters to their endpoints.
 pub struct Carrier {
     directory: Arc<Directory>,
@@ -99,7 +111,16 @@ impl Carrier {
         match &endpoint.target {
             Ok(url) => {
                 let headers = self.headers(endpoint, parcel, &body, now);
-                self.transport.post(Request { url, headers, body, timeouts: endpoint.rules.timeouts }).await
+                self.transport
+                    .post(Request {
+                        url,
+                        headers,
+                        body,
+                        timeouts: endpoint.rules.timeouts,
+                        redirects_max: endpoint.rules.redirects_max,
+                        kept_across_hosts: &KEPT_ACROSS_HOSTS,
+                    })
+                    .await
             }
             Err(_) => Exchange::forbidden(),
         }

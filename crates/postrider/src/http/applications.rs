@@ -113,12 +113,13 @@ struct Wanted {
 
 impl ApplicationIn {
     fn wanted(mut self) -> Result<Wanted, Error> {
+        let rules = self.take_rules();
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
         Ok(Wanted {
             uid: self.uid.map(|uid| uid.0),
             name: self.name.0,
             rate_limit: rate.map(|rate| rate.0),
-            rules: self.take_rules(),
+            rules,
             metadata: self.metadata.unwrap_or_default().0,
         })
     }

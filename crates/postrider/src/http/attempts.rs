@@ -10,7 +10,7 @@ use super::{
     messages::{self, MessageOut},
     page::{Asked, ListOut},
     payload::Detail,
-    status::{MessageStatus, next_attempt},
+    status::{MessageStatus, StatusClass, next_attempt},
     time::Time,
     verdict::VerdictOut,
 };
@@ -147,15 +147,8 @@ async fn list_attempted_messages(State(api): State<Arc<Api>>, app: InApp, mut qu
     let detail = Detail::take(&mut query)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let states = match status.map(MessageStatus::state) {
-        None => Some(Vec::new()),
-        Some(Some(state)) => Some(vec![state]),
-        Some(None) => None,
-    };
-    let messages = match states {
-        Some(states) => api.store.messages_of_endpoint(app.key(), endpoint.key, filter, states, page).await?,
-        None => Vec::new(),
-    };
+    let states = status.into_iter().map(MessageStatus::state).collect();
+    let messages = api.store.messages_of_endpoint(app.key(), endpoint.key, filter, states, page).await?;
     let list = asked.answer(
         messages,
         &api.ids,
@@ -274,8 +267,7 @@ async fn resend(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, qu
     let message = messages::find(&api, &app).await?;
     let endpoint = app.endpoint(&api).await?;
     if message.payload_gone {
-        let detail = "The payload of this message has expired or was removed".into();
-        return Ok(json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail }));
+        return Ok(messages::payload_gone());
     }
     let prepared = answer(StatusCode::ACCEPTED, &EmptyResponse {});
     let remember = key.remember(&app.principal, &[], &prepared);
@@ -314,7 +306,7 @@ pub struct MessageAttemptOut {
 }
 
 impl MessageAttemptOut {
-    fn of(ids: &IdCodec, attempt: Attempt, detail: Detail, message: Option<Message>) -> Self {
+    pub fn of(ids: &IdCodec, attempt: Attempt, detail: Detail, message: Option<Message>) -> Self {
         let status = MessageStatus::of_attempt(attempt.record.class);
         Self {
             id: ids.id_of(attempt.key),
@@ -428,7 +420,7 @@ fn attempt_filter(
     now: Timestamp,
 ) -> Result<Option<AttemptFilter>, Error> {
     let message = message_filter(query, from, now)?;
-    let status_class = query.parsed::<StatusCodeClass>("status_code_class", "0, 100, 200, 300, 400 or 500")?;
+    let status_class = query.parsed::<StatusClass>("status_code_class", "0, 100, 200, 300, 400 or 500")?;
     let succeeded = match take_status(query)? {
         None => None,
         Some(MessageStatus::Success) => Some(true),
@@ -436,7 +428,12 @@ fn attempt_filter(
         // An attempt is recorded when it is over.
         Some(MessageStatus::Pending | MessageStatus::Sending | MessageStatus::Canceled) => return Ok(None),
     };
-    Ok(Some(AttemptFilter { message, endpoint: None, succeeded, status_class: status_class.map(|class| class.0) }))
+    Ok(Some(AttemptFilter {
+        message,
+        endpoint: None,
+        succeeded,
+        status_class: status_class.map(StatusClass::hundreds),
+    }))
 }
 
 fn take_status(query: &mut Query) -> Result<Option<MessageStatus>, Error> {
@@ -447,18 +444,6 @@ fn take_status(query: &mut Query) -> Result<Option<MessageStatus>, Error> {
 /// Whether "canceled" may be answered. Nothing is canceled yet, so that both answers are the same.
 fn take_expanded_statuses(query: &mut Query) -> Result<(), Error> {
     query.flag("expanded_statuses").map(|_| ())
-}
-
-/// The hundreds of a status, counted.
-struct StatusCodeClass(u16);
-
-impl FromStr for StatusCodeClass {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let classes = ["0", "100", "200", "300", "400", "500"];
-        classes.into_iter().zip(0..).find(|(name, _)| *name == text).map(|(_, class)| Self(class)).ok_or(())
-    }
 }
 
 async fn attempts(

@@ -2,7 +2,7 @@
 
 use super::{
     Api,
-    auth::Caller,
+    auth::{Caller, require},
     error::{Error, HttpErrorOut},
     extract::{Query, path_params},
     idempotency::{IdempotencyKey, answer, conclude, json},
@@ -302,7 +302,7 @@ async fn get(State(api): State<Arc<Api>>, named: Named, query: Query) -> Result<
     responses((status = 200, body = BackgroundTaskOut), (status = 404, body = HttpErrorOut)))]
 async fn cancel(State(api): State<Arc<Api>>, named: Named, query: Query) -> Result<Response, Error> {
     query.finish()?;
-    named.principal.require(Capability::CreateAttempts)?;
+    require(&named.principal, Capability::CreateAttempts)?;
     let task = api.store.cancel_task(named.task.key, (api.clock)()).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &BackgroundTaskOut::of(&api.ids, task)))
 }

@@ -63,7 +63,7 @@ pub struct DeadLetterOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     replayed_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_attempt: Option<MessageAttemptOut<'static>>,
+    last_attempt: Option<MessageAttemptOut>,
 }
 
 /// One dead letter with all that is known of it.
@@ -74,7 +74,7 @@ pub struct DeadLetterDetailOut {
     letter: DeadLetterOut,
     msg: MessageOut<'static>,
     /// Every attempt, newest first, at most a thousand.
-    all_attempts: Vec<MessageAttemptOut<'static>>,
+    all_attempts: Vec<MessageAttemptOut>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]

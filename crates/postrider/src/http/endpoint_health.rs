@@ -199,7 +199,9 @@ fn summary(
         Standing::Open { until } => {
             ("tripped", format!("It kept failing and is left alone until {}. Its messages wait.", Time(until)))
         }
-        Standing::HalfOpen => ("probing", "It kept failing; one request is let through to see if it is back.".to_owned()),
+        Standing::HalfOpen => {
+            ("probing", "It kept failing; one request is let through to see if it is back.".to_owned())
+        }
         Standing::Closed => match (health.failing_since, disable_at) {
             (None, _) => ("healthy", "It takes its messages.".to_owned()),
             (Some(since), Some(at)) => (
@@ -325,8 +327,7 @@ async fn change(
 ) -> Result<Endpoint, Error> {
     for _ in 0..TRIES_MAX {
         let old = app.endpoint(api).await?;
-        let new =
-            Endpoint { version: old.version + 1, disabled: disabled(&old), updated_at: now, ..old.clone() };
+        let new = Endpoint { version: old.version + 1, disabled: disabled(&old), updated_at: now, ..old.clone() };
         if new.disabled == old.disabled {
             return Ok(old);
         }

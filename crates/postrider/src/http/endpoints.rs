@@ -229,6 +229,7 @@ struct Wanted {
 impl EndpointUpsertIn {
     fn wanted(mut self, rules: &UrlRules<'_>) -> Result<Wanted, Error> {
         check_version(self.version)?;
+        let own_rules = self.take_rules();
         let event_types = either(("eventTypes", self.event_types), ("filterTypes", self.filter_types))?;
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
         Ok(Wanted {
@@ -240,7 +241,7 @@ impl EndpointUpsertIn {
             channels: self.channels.and_then(channel_names),
             metadata: self.metadata.unwrap_or_default().0,
             rate_limit: rate.map(|rate| rate.0),
-            rules: self.take_rules(),
+            rules: own_rules,
         })
     }
 }

@@ -6,7 +6,7 @@
 use super::{
     Api, applications,
     auth::{Environment, InApp},
-    error::Error,
+    error::{Error, HttpErrorOut},
     extract::{JsonBytes, Query, path_params},
     filter::{made_at, message_filter},
     idempotency::{IdempotencyKey, json},
@@ -106,6 +106,12 @@ async fn create(
     };
     let message = accept(&api, &app, event, detail, shown).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
+}
+
+/// The answer to whoever wants something sent that is no longer there.
+pub fn payload_gone() -> Response {
+    let detail = "The payload of this message has expired or was removed".into();
+    json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail })
 }
 
 /// How far ahead a message may be handed in.

@@ -236,8 +236,7 @@ mod tests {
             (r#"{"since":"2026-01-01T00:00:00"}"#, false),
             (r#"{}"#, false),
         ] {
-            let read =
-                parse::<RecoverIn>(body.as_bytes()).and_then(|asked| span(asked.since, asked.until, now.0));
+            let read = parse::<RecoverIn>(body.as_bytes()).and_then(|asked| span(asked.since, asked.until, now.0));
             assert_eq!(read.is_ok(), accepted, "{body}");
         }
     }

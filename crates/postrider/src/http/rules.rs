@@ -103,13 +103,15 @@ impl Api {
     /// Refuses rules that, together with those further away, make no sense.
     pub(super) fn check_rules(&self, further: &[&Layer], rules: &Rules) -> Result<(), Error> {
         let own = rules.layer();
-        let all = std::iter::once(&*self.settings.rules).chain(further.iter().copied()).chain([&own]);
-        let flaws = policy::Rules::resolve(all).check();
+        let mut flaws = own.check();
+        if flaws.is_empty() {
+            let all = std::iter::once(&*self.settings.rules).chain(further.iter().copied()).chain([&own]);
+            flaws = policy::Rules::resolve(all).check();
+        }
         if flaws.is_empty() {
             return Ok(());
         }
-        Err(Error::Invalid(
-            flaws.into_iter().map(|flaw| Flaw::new("body", flaw.field.split('.'), flaw.words)).collect(),
-        ))
+        let shown = |flaw: policy::flaws::Flaw| Flaw::new("body", crate::rules::path_of(flaw.field), flaw.words);
+        Err(Error::Invalid(flaws.into_iter().map(shown).collect()))
     }
 }

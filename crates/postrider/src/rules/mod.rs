@@ -18,6 +18,38 @@ use postrider_engine::policy::{self, Layer};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// Where the field stands that the engine finds a flaw in.
+pub fn path_of(field: &'static str) -> Vec<&'static str> {
+    match field {
+        "schedule.base" => vec!["retryPolicy", "schedule", "base"],
+        "schedule.factor" => vec!["retryPolicy", "schedule", "factor"],
+        "schedule.interval" => vec!["retryPolicy", "schedule", "interval"],
+        "schedule.delays" => vec!["retryPolicy", "schedule", "delays"],
+        "schedule.cap" => vec!["retryPolicy", "schedule", "cap"],
+        "schedule.jitter" => vec!["retryPolicy", "jitter"],
+        "budget.attempts" => vec!["retryPolicy", "maxAttempts"],
+        "budget.total" => vec!["retryPolicy", "giveUpAfter"],
+        "ambiguous.attempts" => vec!["retryPolicy", "ambiguous", "maxAttempts"],
+        "ambiguous.total" => vec!["retryPolicy", "ambiguous", "giveUpAfter"],
+        "hold" => vec!["retryPolicy", "holdFor"],
+        "retry_after.cap" => vec!["retryPolicy", "retryAfter", "cap"],
+        "redirects" => vec!["retryPolicy", "followRedirects"],
+        "overrides" => vec!["statusOverrides"],
+        "timeouts.connect" => vec!["timeouts", "connect"],
+        "timeouts.first_byte" => vec!["timeouts", "firstByte"],
+        "timeouts.total" => vec!["timeouts", "total"],
+        "breaker.failures" => vec!["circuitBreaker", "failures"],
+        "breaker.cool_down" => vec!["circuitBreaker", "coolDown"],
+        "breaker.cool_down_max" => vec!["circuitBreaker", "coolDownMax"],
+        "disable.after" => vec!["autoDisable", "failingFor"],
+        "disable.streak" => vec!["autoDisable", "permanentStreak"],
+        "in_flight" => vec!["maxInFlight"],
+        "signature.header" => vec!["signature", "header"],
+        "signature.id_header" => vec!["signature", "idHeader"],
+        other => vec![other],
+    }
+}
+
 /// Everything that one level can say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

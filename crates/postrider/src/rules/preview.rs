@@ -48,7 +48,7 @@ impl PreviewOut {
             attempts: preview.attempts.iter().map(planned).collect(),
             max_attempts: policy.budget.attempts_max,
             give_up_after: Span(policy.budget.total_max),
-            ends: preview.ends.to_string(),
+            ends: ends(preview.ends).to_owned(),
             warnings: preview.warnings.iter().map(ToString::to_string).collect(),
         }
     }
@@ -81,6 +81,15 @@ impl PreviewOut {
             text += &format!("{:>4}  {bar}  {when}{doubt}\n", planned.attempt);
         }
         text
+    }
+}
+
+fn ends(end: preview::End) -> &'static str {
+    match end {
+        preview::End::Attempts => "all attempts are used",
+        preview::End::Time => "the time runs out",
+        preview::End::Chance => "all attempts are used or the time runs out, whichever chance brings first",
+        preview::End::Unseen => "there are more attempts than are shown",
     }
 }
 
