@@ -19,6 +19,7 @@ use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, 
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 /// Entries kept before all are let go and read anew as they are needed.
@@ -89,6 +90,13 @@ impl Directory {
         let further = app.as_ref().map(|app| &app.layer);
         let rules = Rules::resolve(std::iter::once(&*self.rules).chain(further).chain([&endpoint.layer, layer]));
         Ok(PolicyOf::EventType(Box::new(rules.policy)))
+    }
+
+    /// The longest that anything may wait untried for this endpoint, of whatever type it is.
+    pub async fn hold_max(&self, endpoint: &EndpointEntry) -> Result<Duration, StoreError> {
+        let layers = self.event_layers().await?;
+        let longest = layers.values().filter_map(|layer| layer.hold_max).max();
+        Ok(longest.into_iter().chain([endpoint.rules.policy.hold_max]).max().unwrap_or_default())
     }
 
     async fn event_layers(&self) -> Result<Arc<EventLayers>, StoreError> {

@@ -109,8 +109,8 @@ impl Server {
             idempotency: IDEMPOTENCY_MEMORY,
         };
         tokio::spawn({
-            let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
-            async move { tasks.run(store, retention).await }
+            let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
+            async move { tasks.run(store, directory, retention).await }
         });
         tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 

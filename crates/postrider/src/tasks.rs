@@ -1,14 +1,19 @@
-//! Work beside the deliveries: recoveries that people asked for, burying what deleted endpoints left, tidying.
+//! Work beside the deliveries: tasks that people asked for, burying what deleted endpoints left, ending what has waited
+//! too long behind a paused endpoint, tidying.
 //!
 //! Each does a small step at a time and lets live traffic in between; each goes on after a restart.
 
-use crate::clock;
-use postrider_store::{Retention, Store, StoreError, TaskStatus};
-use std::{sync::Arc, time::Duration};
+use crate::{clock, directory::Directory};
+use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
+use postrider_store::{Retention, Store, StoreError, TaskKey, TaskStatus};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::sync::Notify;
 
 /// How often it is looked whether something is past its time.
 const TIDY_EVERY: Duration = Duration::from_mins(1);
+
+/// How often what waits behind parked endpoints is looked through.
+const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
@@ -25,9 +30,10 @@ impl Tasks {
     }
 
     /// Runs until the store is closed.
-    pub async fn run(&self, store: Arc<dyn Store>, retention: Retention) {
+    pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
+        let mut expired_at = Timestamp::default();
         loop {
-            match work_off(&*store, retention).await {
+            match work_off(&*store, &directory, retention, &mut expired_at).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "background work stopped for now"),
@@ -37,21 +43,64 @@ impl Tasks {
     }
 }
 
-async fn work_off(store: &dyn Store, retention: Retention) -> Result<(), StoreError> {
-    for task in store.unfinished_tasks().await? {
-        while let Some(state) = store.advance_task(task, clock::now()).await? {
-            if state.status == TaskStatus::Finished {
-                tracing::info!(task = task.0, changed = state.changed, "recovery finished");
-                break;
-            }
+async fn work_off(
+    store: &dyn Store,
+    directory: &Directory,
+    retention: Retention,
+    expired_at: &mut Timestamp,
+) -> Result<(), StoreError> {
+    // In turns, so that a short task does not wait for a long one.
+    loop {
+        let unfinished = store.unfinished_tasks().await?;
+        if unfinished.is_empty() {
+            break;
+        }
+        for task in unfinished {
+            advance(store, task).await?;
             tokio::time::sleep(BREATH).await;
         }
     }
     while store.bury(clock::now()).await? {
         tokio::time::sleep(BREATH).await;
     }
+    if clock::now().since(*expired_at) >= EXPIRE_EVERY {
+        expire_parked(store, directory).await?;
+        *expired_at = clock::now();
+    }
     while store.tidy(clock::now(), retention).await? {
         tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
+}
+
+async fn advance(store: &dyn Store, task: TaskKey) -> Result<(), StoreError> {
+    let Some(task) = store.advance_task(task, clock::now()).await? else { return Ok(()) };
+    if task.status == TaskStatus::Finished {
+        tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
+    }
+    Ok(())
+}
+
+/// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.
+async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), StoreError> {
+    let tripped: BTreeSet<EndpointKey> = store
+        .healths()
+        .await?
+        .into_iter()
+        .filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. }))
+        .map(|(endpoint, _)| endpoint)
+        .collect();
+    for lane in store.lanes().await? {
+        let Some(entry) = directory.endpoint(lane.endpoint).await? else { continue };
+        if !entry.lane.parked && !tripped.contains(&lane.endpoint) {
+            continue;
+        }
+        let untried_before = clock::now().minus(directory.hold_max(&entry).await?);
+        let mut from = None;
+        while let Some(reached) = store.expire(lane.endpoint, from, untried_before, clock::now()).await? {
+            from = Some(reached);
+            tokio::time::sleep(BREATH).await;
+        }
     }
     Ok(())
 }

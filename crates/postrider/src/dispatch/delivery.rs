@@ -11,9 +11,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
     Answer, Outcome, Timestamp, Trigger,
     lanes::{Held, Parcel},
-    policy::{self, Class, DeathReason, Next, Rule, Verdict},
+    policy::{self, Class, DeathReason, Next, Rule, SignatureForm, Verdict},
 };
-use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, sign};
+use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
 use postrider_store::{AttemptRecord, Letter, Settlement, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
@@ -130,16 +130,32 @@ impl Carrier {
     fn headers(&self, endpoint: &EndpointEntry, parcel: &Parcel<Cargo>, body: &[u8], now: Timestamp) -> HeaderMap {
         let id = self.ids.encode(Kind::Message, parcel.id.message.raw());
         let timestamp = now.as_millis().div_euclid(1_000);
-        let signature = sign(&endpoint.signing_keys(now), &id, timestamp, body);
+        let keys = endpoint.signing_keys(now);
+        let signature = sign(&keys, &id, timestamp, body);
         let own = |value: String| HeaderValue::try_from(value).expect("base62, base64 and digits fit in a header");
-        let (id, timestamp, signature) = (own(id), HeaderValue::from(timestamp), own(signature));
+        let (id, signature) = (own(id), own(signature));
 
         let mut headers = endpoint.headers.clone();
         headers.reserve(10);
         for names in [WEBHOOK_HEADERS, SVIX_HEADERS] {
             headers.insert(HeaderName::from_static(names.id), id.clone());
-            headers.insert(HeaderName::from_static(names.timestamp), timestamp.clone());
+            headers.insert(HeaderName::from_static(names.timestamp), HeaderValue::from(timestamp));
             headers.insert(HeaderName::from_static(names.signature), signature.clone());
+        }
+        let (header, id_header, text) = match &endpoint.rules.signature {
+            SignatureForm::Standard => (None, None, None),
+            SignatureForm::Stripe { header, id_header } => {
+                (Some(header), id_header.as_ref(), Some(stripe_header(&keys, timestamp, body)))
+            }
+            SignatureForm::Scheme { header, id_header } => {
+                (Some(header), id_header.as_ref(), Some(scheme_header(&keys, timestamp, body)))
+            }
+        };
+        for (name, value) in [(header, text.map(own)), (id_header, Some(id))] {
+            // Only names that can be one were ever stored.
+            if let (Some(Ok(name)), Some(value)) = (name.map(HeaderName::try_from), value) {
+                headers.insert(name, value);
+            }
         }
         headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));
         let sequence = parcel.cargo.sequences.iter().find(|(endpoint, _)| *endpoint == parcel.id.endpoint);
@@ -239,7 +255,10 @@ impl Sent<'_> {
         AttemptRecord {
             started_at: self.started,
             duration: self.exchange.duration,
-            url: Arc::clone(&self.url),
+            url: match &self.exchange.final_url {
+                Some(led_to) => led_to.as_str().into(),
+                None => Arc::clone(&self.url),
+            },
             status: match &self.exchange.outcome {
                 Outcome::Answered(answer) => Some(answer.status),
                 Outcome::Failed(_) => None,

@@ -7,7 +7,7 @@ use super::{
     Api, applications,
     auth::{Environment, InApp},
     error::{Error, HttpErrorOut},
-    extract::{JsonBytes, Query, path_params},
+    extract::{JsonBytes, Query, parse, path_params},
     filter::{made_at, message_filter},
     idempotency::{IdempotencyKey, json},
     message_in::{Draft, MessageIn},
@@ -23,13 +23,17 @@ use axum::{
 use http::{StatusCode, request::Parts};
 use postrider_engine::{MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get)).routes(routes!(expunge))
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(get))
+        .routes(routes!(expunge))
+        .routes(routes!(cancel))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -214,6 +218,51 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     query.finish()?;
     let message = find(&api, &app).await?;
     Ok(json(StatusCode::OK, &MessageOut::of(&api.ids, message, detail)))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CancelIn {
+    /// An endpoint's id or uid; all endpoints, if absent.
+    endpoint_id: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CancelOut {
+    /// How many deliveries were called back.
+    canceled: u64,
+}
+
+/// Call back what has not been delivered of a message yet, at one endpoint or at all.
+///
+/// What is called back becomes a dead letter and can be replayed. What is on the wire at this moment may still arrive.
+#[utoipa::path(post, path = "/api/v1/app/{app_id}/msg/{msg_id}/cancel", operation_id = "v1.message.cancel",
+    tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("msg_id" = String, Path, description = "The message's id or eventId"),
+    ),
+    request_body = CancelIn,
+    responses((status = 200, body = CancelOut), (status = 404, body = HttpErrorOut)))]
+async fn cancel(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<Response, Error> {
+    app.require_environment()?;
+    query.finish()?;
+    let asked: CancelIn = if body.is_empty() { CancelIn::default() } else { parse(&body)? };
+    let message = find(&api, &app).await?;
+    let endpoint = match &asked.endpoint_id {
+        None => None,
+        Some(text) => {
+            let by = api.ids.by(text).ok_or(Error::NotFound)?;
+            Some(api.store.endpoint(app.key(), by).await?.ok_or(Error::NotFound)?.key)
+        }
+    };
+    let canceled = api.store.cancel_message(app.key(), message.key, endpoint, (api.clock)()).await?;
+    Ok(json(StatusCode::OK, &CancelOut { canceled }))
 }
 
 /// Remove the payload of a message for good.

@@ -4,8 +4,10 @@
 //! into our source.
 
 use super::time::Time;
+use crate::config::show_duration;
 use postrider_engine::{
     Trigger,
+    lanes::HeldBy,
     policy::{Class, DeathReason, Delay, Rule},
 };
 use postrider_store::Attempt;
@@ -33,6 +35,12 @@ pub struct VerdictOut {
     /// Of what parts the wait until then is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<DelayOut>,
+    /// How much later than it was due the attempt was made, where that was more than a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub late_ms: Option<u64>,
+    /// What held it so long: `slots`, `rate`, `application-rate`, `breaker`, `pause`, `order` or `queue`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<&'static str>,
     /// Why the delivery ended here: `permanent`, `exhausted`, `expired`, `cancelled`, `breaker` or `endpoint-gone`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub death: Option<&'static str>,
@@ -58,11 +66,17 @@ impl VerdictOut {
         Self {
             class: class_name(class),
             rule: rule_name(rule),
-            reason: format!("{} {}", cause(rule, attempt.record.status), consequence(attempt)),
+            reason: [lateness(attempt), Some(cause(rule, attempt.record.status)), Some(consequence(attempt))]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" "),
             attempt_number: attempt.number,
             cycle: attempt.cycle,
             next_attempt: attempt.next.map(|(due, _)| Time(due)),
             delay: attempt.next.map(|(_, delay)| DelayOut::of(delay)),
+            late_ms: attempt.record.held.map(|held| millis(held.late)),
+            held_by: attempt.record.held.map(|held| held_name(held.by)),
             death: attempt.death.map(death_name),
         }
     }
@@ -76,6 +90,33 @@ impl DelayOut {
             retry_after_ms: delay.retry_after.map(millis),
             capped: delay.capped,
         }
+    }
+}
+
+fn lateness(attempt: &Attempt) -> Option<String> {
+    let held = attempt.record.held?;
+    let cause = match held.by {
+        HeldBy::Slots => "all of the endpoint's slots were taken",
+        HeldBy::Rate => "the endpoint's rate is limited",
+        HeldBy::AppRate => "the application's rate is limited",
+        HeldBy::Breaker => "the endpoint's circuit breaker was open",
+        HeldBy::Pause => "the endpoint was paused",
+        HeldBy::Order => "an earlier message of the same order had to end first",
+        HeldBy::Queue => "it stood in line, or the server was not running",
+    };
+    let late = Duration::from_secs(held.late.as_secs());
+    Some(format!("It was made {} after it was due, because {cause}.", show_duration(late)))
+}
+
+fn held_name(by: HeldBy) -> &'static str {
+    match by {
+        HeldBy::Slots => "slots",
+        HeldBy::Rate => "rate",
+        HeldBy::AppRate => "application-rate",
+        HeldBy::Breaker => "breaker",
+        HeldBy::Pause => "pause",
+        HeldBy::Order => "order",
+        HeldBy::Queue => "queue",
     }
 }
 
