@@ -53,31 +53,22 @@ pub fn classify(outcome: &Outcome, overrides: &Overrides) -> (Class, Rule) {
         Outcome::Answered(answer) => classify_answer(answer),
         Outcome::Failed(fault) => classify_fault(fault),
     };
-    match rule {
-        // Our own shortage is nothing that a receiver's owner could speak about; the other two must not be retried
-        // whatever is set: one was asked for in so many words, the other would go in a circle.
-        Rule::LocalResource | Rule::AbortAsked | Rule::RedirectRefused => (class, rule),
-        Rule::Success
-        | Rule::AskedToWait
-        | Rule::ServerError
-        | Rule::NotFound
-        | Rule::Gone
-        | Rule::Redirect
-        | Rule::ClientError
-        | Rule::NotImplemented
-        | Rule::ProtocolSwitch
-        | Rule::Dns
-        | Rule::ForbiddenAddress
-        | Rule::Connection
-        | Rule::Certificate
-        | Rule::Handshake
-        | Rule::Timeout
-        | Rule::NotHttp
-        | Rule::Override => match overrides.treatment(outcome, (class, rule)) {
-            Some(treatment) => treated(treatment, (class, rule)),
-            None => (class, rule),
-        },
+    // Our own shortage is nothing that a receiver's owner could speak about; the other two must not be retried whatever
+    // is set: one was asked for in so many words, the other would go in a circle.
+    if matches!(rule, Rule::LocalResource | Rule::AbortAsked | Rule::RedirectRefused) {
+        return (class, rule);
     }
+    let Some(treatment) = overrides.treatment(outcome, (class, rule)) else { return (class, rule) };
+    let (class, rule) = treated(treatment, (class, rule));
+    // A 2xx that someone calls a failure: what the receiver asked for in that case holds.
+    if class != Class::Delivered && asks_to_abort(outcome) {
+        return (Class::Permanent, Rule::AbortAsked);
+    }
+    (class, rule)
+}
+
+fn asks_to_abort(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Answered(Answer { control: Some(Control::AbortMessage), .. }))
 }
 
 /// Where an override says no more than the rule did, the rule keeps its name: "retry 4xx" leaves a 429 one that asks us
@@ -317,7 +308,9 @@ mod tests {
             assert_eq!(judged, (Class::Permanent, Rule::AbortAsked), "status {status}");
         }
         let taken = Answer { status: 200, control: Some(Control::AbortMessage), ..Answer::default() };
-        assert_eq!(plain(&Outcome::Answered(taken)), (Class::Delivered, Rule::Success));
+        let taken = Outcome::Answered(taken);
+        assert_eq!(plain(&taken), (Class::Delivered, Rule::Success));
+        assert_eq!(classify(&taken, &overrides(&["2xx: retry"])), (Class::Permanent, Rule::AbortAsked));
         let disabling = Answer { status: 503, control: Some(Control::Disable), ..Answer::default() };
         assert_eq!(plain(&Outcome::Answered(disabling)), (Class::Transient, Rule::ServerError));
     }

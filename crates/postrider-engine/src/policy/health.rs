@@ -14,7 +14,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     pub breaker: Breaker,
-    /// The first failure after which there has been no success.
+    /// The first failure that might have passed, and after which there has been no success. Refusals do not begin it:
+    /// whoever refuses is there, and is counted by `permanent_streak`.
     pub failing_since: Option<Timestamp>,
     /// Permanent failures in a row.
     pub permanent_streak: u32,
@@ -109,10 +110,12 @@ pub fn after(
         // A person who tries things out must not bring the endpoint closer to being disabled.
         (Sign::Answered { .. } | Sign::Failed, Trigger::Manual) => {}
         (Sign::Answered { .. } | Sign::Failed, Trigger::Scheduled) => {
-            next.failing_since = health.failing_since.or(Some(now));
-            // A failure that may pass says nothing about refusals: it neither adds to the row nor ends it.
-            let refused = matches!(sign, Sign::Answered { refused: true });
-            next.permanent_streak = health.permanent_streak.saturating_add(u32::from(refused));
+            // Neither kind of failure says anything about the other: it neither adds to its count nor ends it.
+            if matches!(sign, Sign::Answered { refused: true }) {
+                next.permanent_streak = health.permanent_streak.saturating_add(1);
+            } else {
+                next.failing_since = health.failing_since.or(Some(now));
+            }
             notice = notice_for(&next, disable_rules, verdict.class, now);
             next.warned |= matches!(notice, Some(Notice::Warning(_)));
         }
@@ -138,14 +141,18 @@ enum Sign {
 impl Sign {
     /// `None`: it was our own doing, and the endpoint has not been asked.
     fn of(verdict: &Verdict) -> Option<Self> {
-        match (verdict.class, verdict.rule) {
-            (_, Rule::LocalResource) => None,
-            (Class::Delivered, _) => Some(Self::Took),
-            (Class::Permanent | Class::Gone, _) => Some(Self::Answered { refused: true }),
-            // A busy endpoint is alive, and what it asks for already protects it.
-            (Class::Transient | Class::Ambiguous, Rule::AskedToWait) => Some(Self::Answered { refused: false }),
-            (Class::Transient | Class::Ambiguous, _) => Some(Self::Failed),
+        if verdict.rule == Rule::LocalResource {
+            return None;
         }
+        Some(match verdict.class {
+            Class::Delivered => Self::Took,
+            Class::Permanent | Class::Gone => Self::Answered { refused: true },
+            // A busy endpoint is alive, and what it asks for already protects it.
+            Class::Transient | Class::Ambiguous if verdict.rule == Rule::AskedToWait => {
+                Self::Answered { refused: false }
+            }
+            Class::Transient | Class::Ambiguous => Self::Failed,
+        })
     }
 }
 
@@ -159,8 +166,8 @@ fn next_breaker(
 ) -> Breaker {
     let Some(rules) = rules else { return Breaker::default() };
     match (breaker, probe, sign) {
-        (Breaker::Closed { .. }, _, Sign::Took | Sign::Answered { .. }) => Breaker::default(),
-        (Breaker::Closed { .. }, _, Sign::Failed) => match trigger {
+        (Breaker::Closed { .. }, Probe::Yes | Probe::No, Sign::Took | Sign::Answered { .. }) => Breaker::default(),
+        (Breaker::Closed { .. }, Probe::Yes | Probe::No, Sign::Failed) => match trigger {
             Trigger::Scheduled => breaker.tripped(rules, now),
             Trigger::Manual => breaker,
         },
@@ -406,6 +413,22 @@ mod tests {
         }
         let recovered = after(health, (None, &rules), Trigger::Scheduled, &took(), Probe::No, NOW);
         assert_eq!(recovered.health.permanent_streak, 0);
+    }
+
+    #[test]
+    fn refusals_neither_begin_nor_end_the_time_of_failing() {
+        let rules = DisableRules { failing_for: Some(Duration::from_hours(10)), permanent_streak: None };
+        let at = |hours| NOW.plus(Duration::from_hours(hours));
+        let judged = |health, verdict: &Verdict, hours| {
+            after(health, (None, &rules), Trigger::Scheduled, verdict, Probe::No, at(hours))
+        };
+        let refusing = judged(Health::default(), &refused(), 0).health;
+        assert_eq!(refusing.failing_since, None, "two bad messages a week apart are not a week of failing");
+        assert_eq!(judged(refusing, &refused(), 1_000).notice, None);
+        let failing = judged(Health::default(), &busy(), 0).health;
+        assert_eq!(failing.failing_since, Some(at(0)), "nothing was taken");
+        let still_failing = judged(failing, &refused(), 10);
+        assert_eq!(still_failing.notice, Some(Notice::Disable(DisableReason::Failing)));
     }
 
     #[test]
