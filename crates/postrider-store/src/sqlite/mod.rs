@@ -389,7 +389,13 @@ impl Store for SqliteStore {
     async fn delete_event_type(&self, name: &str) -> Result<bool, StoreError> {
         let name = name.to_owned();
         self.writer
-            .run(move |batch| Ok(batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1))
+            .run(move |batch| {
+                let deleted = batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1;
+                if deleted {
+                    batch.announce(Committed::EventTypes);
+                }
+                Ok(deleted)
+            })
             .await
     }
 
