@@ -186,6 +186,12 @@ const RULES_HEALTH_AND_ORDER: &str = "
         PRIMARY KEY (endpoint, order_key)
     ) WITHOUT ROWID;
 
+    CREATE TABLE left_behind (
+        what    INTEGER NOT NULL,
+        message INTEGER NOT NULL,
+        PRIMARY KEY (what, message)
+    ) WITHOUT ROWID;
+
     CREATE TABLE job (
         key        INTEGER PRIMARY KEY,
         app        INTEGER NOT NULL,
