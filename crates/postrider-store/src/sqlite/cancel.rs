@@ -105,9 +105,7 @@ pub fn backlog(
         )?
         .query_row((endpoint.raw(), kept_from), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
     let ordered: u64 = snapshot
-        .prepare_cached(
-            "SELECT count(DISTINCT order_key) FROM waiting WHERE endpoint = ?1 AND order_key IS NOT NULL",
-        )?
+        .prepare_cached("SELECT count(DISTINCT order_key) FROM waiting WHERE endpoint = ?1 AND order_key IS NOT NULL")?
         .query_row([endpoint.raw()], |row| row.get(0))?;
     let mut newest_per_key = unordered + ordered;
     let mut keys_handed = BTreeSet::new();
@@ -143,11 +141,7 @@ fn key_waits(connection: &Connection, endpoint: EndpointKey, order: OrderKey) ->
         .query_row((endpoint.raw(), order.raw()), |row| row.get(0))
 }
 
-pub fn order_of_message(
-    connection: &Connection,
-    pieces: &[Piece],
-    message: i64,
-) -> rusqlite::Result<Option<OrderKey>> {
+pub fn order_of_message(connection: &Connection, pieces: &[Piece], message: i64) -> rusqlite::Result<Option<OrderKey>> {
     let Some(piece) = piece_of(pieces, message) else { return Ok(None) };
     let found = super::optional(
         piece

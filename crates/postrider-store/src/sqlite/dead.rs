@@ -12,6 +12,7 @@ use super::{
     pieces::{Piece, Span, in_list_order, piece_of},
     settings::{self, Put},
     settle::requeue,
+    tidy,
     writer::Batch,
 };
 use crate::{Committed, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Order, Page, PutError, Remember};
@@ -74,10 +75,7 @@ pub fn dead_letter(
                 "SELECT message, endpoint, reason, at, cycle, replayed_at FROM dead
                  WHERE endpoint = ?1 AND message = ?2 AND app = ?3 AND open <> 2",
             )?
-            .query_row(
-                (key.endpoint.raw(), key.message.raw(), app.raw()),
-                Dead::from_row,
-            ),
+            .query_row((key.endpoint.raw(), key.message.raw(), app.raw()), Dead::from_row),
     )?;
     match found {
         Some(dead) => read_letter(&snapshot, pieces, app, dead),
@@ -121,9 +119,21 @@ fn replay_one(batch: &mut Batch<'_>, app: AppKey, key: DeadKey, at: Timestamp) -
     )?;
     let Some(cycle) = cycle else { return Ok(false) };
     let Some(order) = order_if_sendable(batch, key.message)? else { return Ok(false) };
-    requeue(&batch.transaction, key.delivery(), order, cycle.saturating_add(1), at)?;
+    begin_again(batch, key.delivery(), order, cycle, at)?;
     batch.announce(Committed::Waiting { endpoint: key.endpoint, due: at });
     Ok(true)
+}
+
+/// Puts a delivery on its way again, in the cycle after the one that it was last in.
+pub fn begin_again(
+    batch: &Batch<'_>,
+    id: DeliveryId,
+    order: Option<OrderKey>,
+    last_cycle: u32,
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    tidy::expect_attempts(batch, id.message)?;
+    requeue(&batch.transaction, id, order, last_cycle.saturating_add(1), at)
 }
 
 /// What a message's deliveries are ordered by, if it still has content to be sent.
@@ -131,10 +141,7 @@ pub fn order_if_sendable(batch: &Batch<'_>, message: MessageKey) -> rusqlite::Re
     let Some(piece) = batch.piece_of(message.raw()) else { return Ok(None) };
     super::optional(
         piece
-            .prepare(
-                &batch.transaction,
-                "SELECT extra FROM message_{n} WHERE key = ?1 AND payload IS NOT NULL",
-            )?
+            .prepare(&batch.transaction, "SELECT extra FROM message_{n} WHERE key = ?1 AND payload IS NOT NULL")?
             .query_row([message.raw()], |row| order_of(row.get_ref(0)?.as_str_or_null()?)),
     )
 }
@@ -191,7 +198,8 @@ fn each_open(
     };
     // The open state stands in the text, because only then does SQLite see that the index holds all that is wanted.
     let (source, whose) = match filter.endpoint {
-        Some(_) => ("dead", "endpoint = ?4 AND app = ?1"),
+        // The plus keeps SQLite from looking through all of the application.
+        Some(_) => ("dead", "endpoint = ?4 AND +app = ?1"),
         None => ("dead INDEXED BY dead_app", "app = ?1 AND ?4 IS NULL"),
     };
     let sql = format!(

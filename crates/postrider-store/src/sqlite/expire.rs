@@ -3,12 +3,7 @@
 //! A lane that is served ends what is past its time as its turn comes. In one that is parked (disabled, or its breaker
 //! open) nothing has a turn, and the end would be as late as the lane's return.
 
-use super::{
-    cancel::end_waiting,
-    codes::trigger_code,
-    pieces::time_of_key,
-    writer::Batch,
-};
+use super::{cancel::end_waiting, codes::trigger_code, pieces::time_of_key, writer::Batch};
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
 
 /// Rows looked at in one go.
@@ -25,7 +20,7 @@ pub fn expire(
     let looked_at: Vec<(i64, bool)> = batch
         .transaction
         .prepare_cached(
-            "SELECT message, give_up_at, attempts, queued_at FROM waiting
+            "SELECT message, give_up_at, attempts, queued_at, due FROM waiting
              WHERE endpoint = ?1 AND message > ?2 AND trigger_code = ?3 ORDER BY message LIMIT ?4",
         )?
         .query_map(
@@ -33,8 +28,10 @@ pub fn expire(
             |row| {
                 let message: i64 = row.get(0)?;
                 let give_up_at = row.get::<_, Option<i64>>(1)?.map(Timestamp::from_millis);
-                let untried = row.get::<_, u32>(2)? == 0;
-                let queued_at = row.get::<_, Option<i64>>(3)?.map_or_else(|| time_of_key(message), Timestamp::from_millis);
+                // What is to be delivered later has not begun to wait for its turn.
+                let untried = row.get::<_, u32>(2)? == 0 && row.get::<_, i64>(4)? <= now.as_millis();
+                let queued_at =
+                    row.get::<_, Option<i64>>(3)?.map_or_else(|| time_of_key(message), Timestamp::from_millis);
                 let is_over =
                     give_up_at.is_some_and(|give_up_at| give_up_at <= now) || untried && queued_at < untried_before;
                 Ok((message, is_over))

@@ -294,7 +294,10 @@ impl Store for SqliteStore {
     ) -> Result<(), PutError> {
         self.writer
             .run(move |batch| {
-                settings::put(batch, remember, at, |batch| settings::resend(batch, message, endpoint, at))
+                settings::put(batch, remember, at, |batch| {
+                    tidy::expect_attempts(batch, message)?;
+                    settings::resend(batch, message, endpoint, at)
+                })
             })
             .await?
     }
@@ -431,9 +434,7 @@ impl Store for SqliteStore {
         filter: DeadFilter,
         page: Page<DeadKey>,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.searchers
-            .run(move |connection, pieces| dead::dead_letters(connection, pieces, app, &filter, &page))
-            .await
+        self.searchers.run(move |connection, pieces| dead::dead_letters(connection, pieces, app, &filter, &page)).await
     }
 
     async fn dead_letter(&self, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>, StoreError> {
@@ -565,9 +566,7 @@ impl Store for SqliteStore {
         let counted = match self.readers.run(move |connection, _| tasks::has_begun(connection, task)).await? {
             None => return Ok(None),
             Some(true) => None,
-            Some(false) => {
-                self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?
-            }
+            Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
         };
         self.writer.run(move |batch| tasks::advance(batch, task, counted, at)).await
     }

@@ -12,12 +12,12 @@ use super::{
     accept::{Extra, pack, unpack},
     cancel::{cancel, is_delivered, order_of_message},
     codes::{Place, death_of, status_code, status_of, trigger_code},
-    dead::{Dead, is_wanted, last_status, order_if_sendable},
+    dead::{Dead, begin_again, is_wanted, last_status, order_if_sendable},
     from_json, health,
     pieces::{Piece, Span, first_key_at, in_list_order, within},
     settings::Put,
-    settle::{Cycle, requeue, start_waiting},
-    to_json,
+    settle::{Cycle, start_waiting},
+    tidy, to_json,
     writer::Batch,
 };
 use crate::{
@@ -76,14 +76,13 @@ pub fn count(connection: &Connection, pieces: &[Piece], key: TaskKey) -> rusqlit
     let (low, high) = scope(&task);
     let limit = TOTAL_MAX + 1;
     let counted: u64 = match &task.kind {
-        TaskKind::Recover { endpoint, .. } | TaskKind::ReplayDead { filter: DeadFilter { endpoint: Some(endpoint), .. } } => {
-            connection
-                .prepare_cached(
-                    "SELECT count(*) FROM (SELECT 1 FROM dead
+        TaskKind::Recover { endpoint, .. }
+        | TaskKind::ReplayDead { filter: DeadFilter { endpoint: Some(endpoint), .. } } => connection
+            .prepare_cached(
+                "SELECT count(*) FROM (SELECT 1 FROM dead
                          WHERE endpoint = ?1 AND message > ?2 AND message < ?3 AND open = 1 LIMIT ?4)",
-                )?
-                .query_row((endpoint, low, high, limit), |row| row.get(0))?
-        }
+            )?
+            .query_row((endpoint, low, high, limit), |row| row.get(0))?,
         TaskKind::ReplayDead { filter: DeadFilter { endpoint: None, .. } } => connection
             .prepare_cached(
                 "SELECT count(*) FROM (SELECT 1 FROM dead INDEXED BY dead_app
@@ -141,9 +140,7 @@ pub fn advance(
     let lane = |endpoint: i64| (task.app, EndpointKey::new(endpoint));
     let span = (cursor, end);
     let step = match &task.kind {
-        TaskKind::Recover { endpoint, .. } => {
-            replay_dead_of(batch, lane(*endpoint), &DeadFilter::default(), span, at)?
-        }
+        TaskKind::Recover { endpoint, .. } => replay_dead_of(batch, lane(*endpoint), &DeadFilter::default(), span, at)?,
         TaskKind::ReplayDead { filter } => match filter.endpoint {
             Some(endpoint) => replay_dead_of(batch, lane(endpoint), filter, span, at)?,
             None => replay_dead_of_all(batch, task.app, filter, span, at)?,
@@ -190,14 +187,7 @@ pub fn list(connection: &Connection, filter: &TaskFilter, page: &Page<TaskKey>) 
     let rows = connection
         .prepare_cached(&sql)?
         .query_map(
-            (
-                span.low,
-                span.high,
-                filter.app.map(AppKey::raw),
-                filter.status.map(status_code),
-                kinds,
-                page.limit,
-            ),
+            (span.low, span.high, filter.app.map(AppKey::raw), filter.status.map(status_code), kinds, page.limit),
             |row| Ok(Job::from_row(row)?.task),
         )?
         .collect::<rusqlite::Result<_>>()?;
@@ -317,7 +307,12 @@ fn count_handed(batch: &Batch<'_>, kind: &TaskKind, end: i64) -> u64 {
 enum Step {
     /// The lane has to drain first.
     Wait,
-    Done { reached: i64, looked_at: u64, changed: u64, then: Then },
+    Done {
+        reached: i64,
+        looked_at: u64,
+        changed: u64,
+        then: Then,
+    },
 }
 
 enum Then {
@@ -487,7 +482,7 @@ fn room_among_others(batch: &Batch<'_>, app: AppKey, endpoint: EndpointKey, at: 
 /// False if it can no longer be sent.
 fn replay_dead(batch: &Batch<'_>, dead: &Dead, at: Timestamp) -> rusqlite::Result<bool> {
     let Some(order) = order_if_sendable(batch, dead.key.message)? else { return Ok(false) };
-    requeue(&batch.transaction, dead.key.delivery(), order, dead.cycle.saturating_add(1), at)?;
+    begin_again(batch, dead.key.delivery(), order, dead.cycle, at)?;
     Ok(true)
 }
 
@@ -528,7 +523,7 @@ fn replay_owed(
             None => true,
         };
         if status_fits && filter.state.is_none_or(|state| state == ended.state) {
-            requeue(&batch.transaction, key.delivery(), message.order(), ended.cycle.saturating_add(1), at)?;
+            begin_again(batch, key.delivery(), message.order(), ended.cycle, at)?;
             changed += 1;
         }
     }
@@ -629,6 +624,7 @@ fn replay_missing(
             .prepare(&batch.transaction, "UPDATE message_{n} SET owed = ?2 WHERE key = ?1")?
             .execute((message.key, pack(&message.owed)))?;
         let id = DeliveryId { endpoint, message: MessageKey::new(message.key), trigger: Trigger::Scheduled };
+        tidy::expect_attempts(batch, id.message)?;
         // Its first cycle, which has waited since now only, however old the message is.
         start_waiting(&batch.transaction, id, message.order(), at, Cycle::Again { number: 0, queued_at: at })?;
         changed += 1;

@@ -155,8 +155,8 @@ fn walk(batch: &Batch<'_>, left: Left, before: Timestamp) -> rusqlite::Result<bo
     let end = first_key_at(before).min(batch.oldest_handed.unwrap_or(i64::MAX));
     let mut passed: Vec<(Piece, i64)> = Vec::new();
     for piece in within(batch.pieces(), reached, end) {
-        let mut select =
-            piece.prepare(connection, "SELECT key FROM message_{n} WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3")?;
+        let mut select = piece
+            .prepare(connection, "SELECT key FROM message_{n} WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3")?;
         for key in select.query_map((reached, end, LOOK - passed.len()), |row| row.get(0))? {
             passed.push((piece, key?));
         }
@@ -209,13 +209,7 @@ fn look_again(batch: &Batch<'_>, left: Left, before: Timestamp) -> rusqlite::Res
 }
 
 /// Forgets a message's payload or attempts. False if something has to be kept for now.
-fn forget(
-    batch: &Batch<'_>,
-    piece: Piece,
-    message: i64,
-    left: Left,
-    before: Timestamp,
-) -> rusqlite::Result<bool> {
+fn forget(batch: &Batch<'_>, piece: Piece, message: i64, left: Left, before: Timestamp) -> rusqlite::Result<bool> {
     let connection = &batch.transaction;
     match left {
         Left::Payload => {
@@ -282,7 +276,8 @@ fn forget_sequences(batch: &Batch<'_>, before: Timestamp) -> rusqlite::Result<()
             .prepare_cached("DELETE FROM sequence WHERE endpoint = ?1 AND order_key = ?2")?
             .execute((endpoint, order))?;
     }
-    let next = found.last().filter(|_| found.len() == LOOK).map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
+    let next =
+        found.last().filter(|_| found.len() == LOOK).map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
     if next != (endpoint, order) {
         note_pair(connection, SEQUENCES_ROUND, next)?;
     }
@@ -302,9 +297,7 @@ fn noted_pair(connection: &Connection, name: &str) -> rusqlite::Result<(i64, i64
 
 fn note_pair(connection: &Connection, name: &str, (first, second): (i64, i64)) -> rusqlite::Result<()> {
     let both = i128::from(first) << 64 | i128::from(second.cast_unsigned());
-    connection
-        .prepare_cached("INSERT OR REPLACE INTO note VALUES (?1, ?2)")?
-        .execute((name, both.to_be_bytes()))?;
+    connection.prepare_cached("INSERT OR REPLACE INTO note VALUES (?1, ?2)")?.execute((name, both.to_be_bytes()))?;
     Ok(())
 }
 
