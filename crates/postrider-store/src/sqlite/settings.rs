@@ -182,6 +182,10 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
             "UPDATE endpoint SET deleted_at = ?2, uid = NULL, sealed = x'' WHERE app = ?1 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), at.as_millis()))?;
+    batch
+        .transaction
+        .prepare_cached("DELETE FROM health WHERE endpoint IN (SELECT key FROM endpoint WHERE app = ?1)")?
+        .execute([app.raw()])?;
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -323,6 +327,9 @@ pub fn delete_endpoint(
              WHERE app = ?1 AND key = ?2 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), endpoint.raw(), at.as_millis()))?;
+    if deleted == 1 {
+        health::forget(&batch.transaction, endpoint)?;
+    }
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -350,7 +357,6 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
         }
     }
     if waiting.len() < BURY_STEP && forget_counters(connection, endpoint)? {
-        health::forget(connection, EndpointKey::new(endpoint))?;
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
     }
     Ok(true)

@@ -261,9 +261,7 @@ fn place_at_first(id: DeliveryId, order: Option<OrderKey>) -> Place {
 fn line_up(connection: &Connection, endpoint: EndpointKey, order: Option<OrderKey>) -> rusqlite::Result<()> {
     let Some(order) = order else { return Ok(()) };
     let foremost: Vec<(i64, i64)> = connection
-        .prepare_cached(
-            "SELECT message, place FROM waiting WHERE endpoint = ?1 AND order_key = ?2 ORDER BY message LIMIT 2",
-        )?
+        .prepare_cached(FOREMOST_OF_KEY)?
         .query_map((endpoint.raw(), order.raw()), |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for ((message, found), place) in foremost.into_iter().zip([Place::Front, Place::Behind].map(Place::code)) {
@@ -277,6 +275,9 @@ fn line_up(connection: &Connection, endpoint: EndpointKey, order: Option<OrderKe
     }
     Ok(())
 }
+
+pub const FOREMOST_OF_KEY: &str = "SELECT message, place FROM waiting INDEXED BY waiting_order
+    WHERE endpoint = ?1 AND order_key = ?2 ORDER BY message LIMIT 2";
 
 /// Puts a delivery that was given up, or that has arrived, on its way again: as a new cycle, due at once.
 pub fn requeue(
