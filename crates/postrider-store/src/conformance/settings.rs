@@ -2,7 +2,10 @@
 
 use super::{Harness, fixtures::*};
 use crate::*;
-use postrider_engine::{AppKey, EndpointKey, policy::DeathReason};
+use postrider_engine::{
+    AppKey, EndpointKey,
+    policy::{DeathReason, DisableReason},
+};
 
 pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
@@ -39,7 +42,7 @@ pub async fn an_endpoint_comes_back_as_it_was_put<H: Harness>() {
         uid: Some("hook-1".to_owned()),
         url: "https://other.example/".to_owned(),
         description: String::new(),
-        disabled: true,
+        disabled: Some(Disabled { why: DisableReason::Quarantined, at: at(3) }),
         event_types: Some(vec!["a.b".to_owned(), "c,\"d".to_owned()]),
         channels: Some(vec![]),
         metadata: [("k".to_owned(), "v".to_owned()), ("".to_owned(), "'".to_owned())].into(),
@@ -352,7 +355,7 @@ pub async fn what_waits_for_a_deleted_endpoint_becomes_dead_letters<H: Harness>(
     let messages = stage.accept_many(1_100, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let other = scheduled(stage.endpoints[1], messages[0]);
-    stage.store().spill([&ids[..], &[other]].concat(), at(1)).await.unwrap();
+    stage.store().spill(unordered([&ids[..], &[other]].concat()), at(1)).await.unwrap();
     assert!(!stage.store().bury(at(2)).await.unwrap(), "nothing is deleted yet");
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     assert_eq!(stage.store().endpoint_of_lane(stage.endpoints[0]).await.unwrap(), None);
@@ -389,7 +392,7 @@ pub async fn burying_spares_what_was_delivered_or_already_dead<H: Harness>() {
 pub async fn what_arrives_while_it_is_buried_counts_as_delivered<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids = stage.accept_many(2, START).await.into_iter().map(|message| stage.first(message)).collect::<Vec<_>>();
-    stage.store().spill(ids.clone(), at(1)).await.unwrap();
+    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     bury_all(stage.store(), at(3)).await;
     stage.settle(stored(delivered(ids[0], at(4)))).await;
@@ -407,7 +410,7 @@ pub async fn deleting_an_application_deletes_its_endpoints<H: Harness>() {
     let kept = add_endpoint(stage.store(), other.key, None).await;
     let message = stage.accept(START).await;
     let id = stage.first(message);
-    stage.store().spill(vec![id], at(1)).await.unwrap();
+    stage.store().spill(unordered(vec![id]), at(1)).await.unwrap();
     assert!(stage.store().delete_application(stage.app, at(2)).await.unwrap());
     assert_eq!(stage.store().application(By::Key(stage.app)).await.unwrap(), None);
     assert_eq!(stage.store().endpoints(stage.app, whole()).await.unwrap(), []);

@@ -8,6 +8,32 @@ use postrider_engine::{
 };
 use rusqlite::types::{FromSqlError, FromSqlResult};
 
+/// Where a waiting row stands.
+///
+/// Each place is a queue of its own in the index of due times. A load under an order reads the front only, so that a
+/// million rows behind one that is not due cost it nothing and hide nobody; without an order it reads both. FIFO lanes
+/// follow the primary key instead, whatever the ordering keys say. That the places are right is up to
+/// `settle::start_waiting` and `settle::remove_waiting`, through which every row comes and goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It has no ordering key, or is the first of its key.
+    Front,
+    /// An earlier message of the same key waits too.
+    Behind,
+    /// A resend, which no order binds.
+    Beside,
+}
+
+impl Place {
+    pub fn code(self) -> i64 {
+        match self {
+            Self::Front => 0,
+            Self::Behind => 1,
+            Self::Beside => 2,
+        }
+    }
+}
+
 /// Pairs each variant with its code, so that writing and reading cannot drift apart.
 macro_rules! codes {
     ($kind:ty, $encode:ident, $decode:ident, { $($variant:pat => $value:expr, $code:literal;)+ }) => {

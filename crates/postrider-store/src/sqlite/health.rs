@@ -14,15 +14,21 @@ pub fn put(connection: &Connection, endpoint: EndpointKey, health: Health) -> ru
         Breaker::Closed { failures } => (failures, None, 0),
         Breaker::Open { until, trips } => (0, Some(until.as_millis()), trips),
     };
-    connection.prepare_cached("INSERT OR REPLACE INTO health VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((
-        endpoint.raw(),
-        failures,
-        open_until,
-        trips,
-        health.failing_since.map(Timestamp::as_millis),
-        health.permanent_streak,
-        health.warned,
-    ))?;
+    connection
+        .prepare_cached(
+            // What comes in for an endpoint that was deleted meanwhile would stay for ever.
+            "INSERT OR REPLACE INTO health SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+             WHERE EXISTS (SELECT 1 FROM endpoint WHERE key = ?1 AND deleted_at IS NULL)",
+        )?
+        .execute((
+            endpoint.raw(),
+            failures,
+            open_until,
+            trips,
+            health.failing_since.map(Timestamp::as_millis),
+            health.permanent_streak,
+            health.warned,
+        ))?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     accept::{content, unpack},
-    codes::{class_code, class_of, death_of, held_of, rule_of, trigger_of},
+    codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
     pieces::{Piece, Span, first_key_at, in_list_order, piece_of, time_of_key},
 };
 use crate::{
@@ -301,7 +301,7 @@ fn state(
     }
     let dead = super::optional(
         connection
-            .prepare_cached("SELECT at, reason FROM dead WHERE endpoint = ?1 AND message = ?2 AND open = 1")?
+            .prepare_cached("SELECT at, reason FROM dead WHERE endpoint = ?1 AND message = ?2 AND open <> 0")?
             .query_row(both, |row| Ok((Timestamp::from_millis(row.get(0)?), death_of(row.get(1)?)?))),
     )?;
     Ok(match dead {
@@ -342,11 +342,14 @@ pub fn stats(
              FROM waiting WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0",
         )?
         .query_row((endpoint.raw(), from, to), |row| Ok((row.get(0)?, row.get(1)?)))?;
-    stats.fail = snapshot
+    (stats.fail, stats.canceled) = snapshot
         .prepare_cached(
-            "SELECT count(*) FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND open = 1",
+            "SELECT count(*) FILTER (WHERE reason <> ?4), count(*) FILTER (WHERE reason = ?4)
+             FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND open <> 0",
         )?
-        .query_row((endpoint.raw(), from, to), |row| row.get(0))?;
+        .query_row((endpoint.raw(), from, to, death_code(DeathReason::Cancelled)), |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
     for message in outstanding.iter().filter(|message| (from..to).contains(message)) {
         let Some(piece) = piece_of(pieces, *message) else { continue };
         // Between the list and this look it may have got its row, and is counted then.

@@ -5,7 +5,10 @@
 //! finds, at start, what a crash left without a row.
 
 mod accept;
+mod cancel;
 mod codes;
+mod dead;
+mod expire;
 mod filter;
 mod health;
 mod history;
@@ -291,7 +294,10 @@ impl Store for SqliteStore {
     ) -> Result<(), PutError> {
         self.writer
             .run(move |batch| {
-                settings::put(batch, remember, at, |batch| settings::resend(batch, message, endpoint, at))
+                settings::put(batch, remember, at, |batch| {
+                    tidy::expect_attempts(batch, message)?;
+                    settings::resend(batch, message, endpoint, at)
+                })
             })
             .await?
     }
@@ -389,7 +395,13 @@ impl Store for SqliteStore {
     async fn delete_event_type(&self, name: &str) -> Result<bool, StoreError> {
         let name = name.to_owned();
         self.writer
-            .run(move |batch| Ok(batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1))
+            .run(move |batch| {
+                let deleted = batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1;
+                if deleted {
+                    batch.announce(Committed::EventTypes);
+                }
+                Ok(deleted)
+            })
             .await
     }
 
@@ -418,53 +430,58 @@ impl Store for SqliteStore {
 
     async fn dead_letters(
         &self,
-        _app: AppKey,
-        _filter: DeadFilter,
-        _page: Page<DeadKey>,
+        app: AppKey,
+        filter: DeadFilter,
+        page: Page<DeadKey>,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        todo!()
+        self.searchers.run(move |connection, pieces| dead::dead_letters(connection, pieces, app, &filter, &page)).await
     }
 
-    async fn dead_letter(&self, _app: AppKey, _key: DeadKey) -> Result<Option<DeadLetter>, StoreError> {
-        todo!()
+    async fn dead_letter(&self, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>, StoreError> {
+        self.readers.run(move |connection, pieces| dead::dead_letter(connection, pieces, app, key)).await
     }
 
-    async fn count_dead_letters(&self, _app: AppKey, _filter: DeadFilter, _limit: u64) -> Result<u64, StoreError> {
-        todo!()
+    async fn count_dead_letters(&self, app: AppKey, filter: DeadFilter, limit: u64) -> Result<u64, StoreError> {
+        self.searchers
+            .run(move |connection, pieces| dead::count_dead_letters(connection, pieces, app, &filter, limit))
+            .await
     }
 
     async fn replay(
         &self,
-        _app: AppKey,
-        _key: DeadKey,
-        _at: Timestamp,
-        _remember: Option<Remember>,
+        app: AppKey,
+        key: DeadKey,
+        at: Timestamp,
+        remember: Option<Remember>,
     ) -> Result<bool, PutError> {
-        todo!()
+        self.writer.run(move |batch| dead::replay(batch, app, key, at, remember)).await?
     }
 
     async fn cancel_message(
         &self,
-        _app: AppKey,
-        _message: MessageKey,
-        _endpoint: Option<EndpointKey>,
-        _at: Timestamp,
+        app: AppKey,
+        message: MessageKey,
+        endpoint: Option<EndpointKey>,
+        at: Timestamp,
     ) -> Result<u64, StoreError> {
-        todo!()
+        self.writer.run(move |batch| cancel::cancel_message(batch, app, message, endpoint, at)).await
     }
 
-    async fn backlog(&self, _endpoint: EndpointKey, _since: Option<Timestamp>) -> Result<Backlog, StoreError> {
-        todo!()
+    async fn backlog(&self, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog, StoreError> {
+        let handed = self.shared.outstanding_of(endpoint);
+        self.searchers
+            .run(move |connection, pieces| cancel::backlog(connection, pieces, endpoint, since, &handed))
+            .await
     }
 
     async fn expire(
         &self,
-        _endpoint: EndpointKey,
-        _from: Option<MessageKey>,
-        _untried_before: Timestamp,
-        _now: Timestamp,
+        endpoint: EndpointKey,
+        from: Option<MessageKey>,
+        untried_before: Timestamp,
+        now: Timestamp,
     ) -> Result<Option<MessageKey>, StoreError> {
-        todo!()
+        self.writer.run(move |batch| expire::expire(batch, endpoint, from, untried_before, now)).await
     }
 
     async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {
@@ -520,17 +537,13 @@ impl Store for SqliteStore {
     }
 
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {
-        self.writer
-            .run(move |batch| {
-                let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
-                let sql = "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND app = ?2";
-                Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), app.raw()))? == 1)
-            })
-            .await
+        self.writer.run(move |batch| tidy::expunge(batch, app, message)).await
     }
 
-    async fn expunge_messages(&self, _app: AppKey, _messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError> {
-        todo!()
+    async fn expunge_messages(&self, app: AppKey, messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError> {
+        self.writer
+            .run(move |batch| messages.into_iter().map(|message| tidy::expunge(batch, app, message)).collect())
+            .await
     }
 
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError> {
@@ -550,19 +563,24 @@ impl Store for SqliteStore {
     }
 
     async fn advance_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError> {
-        self.writer.run(move |batch| tasks::advance(batch, task, at)).await
+        let counted = match self.readers.run(move |connection, _| tasks::has_begun(connection, task)).await? {
+            None => return Ok(None),
+            Some(true) => None,
+            Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
+        };
+        self.writer.run(move |batch| tasks::advance(batch, task, counted, at)).await
     }
 
     async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError> {
         self.readers.run(move |connection, _| tasks::find(connection, task)).await
     }
 
-    async fn tasks(&self, _filter: TaskFilter, _page: Page<TaskKey>) -> Result<Vec<Task>, StoreError> {
-        todo!()
+    async fn tasks(&self, filter: TaskFilter, page: Page<TaskKey>) -> Result<Vec<Task>, StoreError> {
+        self.readers.run(move |connection, _| tasks::list(connection, &filter, &page)).await
     }
 
-    async fn cancel_task(&self, _task: TaskKey, _at: Timestamp) -> Result<Option<Task>, StoreError> {
-        todo!()
+    async fn cancel_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError> {
+        self.writer.run(move |batch| tasks::cancel_task(batch, task, at)).await
     }
 
     async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError> {

@@ -132,6 +132,12 @@ const FIRST: &str = "
     ) WITHOUT ROWID;
 ";
 
+/// `waiting.place` says in which queue of its lane a row stands, see `codes::Place`: without it, a lane's due rows would
+/// have to be looked through for those that wait for no other.
+///
+/// A row of `dead` outlives its end, so that it stays known that there was one. `dead.open`: 1 for a dead letter; 0 if it
+/// was put on its way again or has arrived since; 2 if its time among the dead letters is over: it is not listed and not
+/// replayed with the others, and dead all the same.
 const RULES_HEALTH_AND_ORDER: &str = "
     ALTER TABLE application ADD COLUMN rules TEXT;
     ALTER TABLE event_type ADD COLUMN rules TEXT;
@@ -147,8 +153,12 @@ const RULES_HEALTH_AND_ORDER: &str = "
     ALTER TABLE waiting ADD COLUMN ambiguous_since INTEGER;
     ALTER TABLE waiting ADD COLUMN queued_at INTEGER;
     ALTER TABLE waiting ADD COLUMN order_key INTEGER;
+    ALTER TABLE waiting ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
     UPDATE waiting SET give_up_at = first_attempt_at + 345600000 WHERE first_attempt_at IS NOT NULL;
     ALTER TABLE waiting DROP COLUMN first_attempt_at;
+    UPDATE waiting SET place = 2 WHERE trigger_code = 1;
+    DROP INDEX waiting_due;
+    CREATE INDEX waiting_due ON waiting (endpoint, place, due);
     CREATE INDEX waiting_order ON waiting (endpoint, order_key, message) WHERE order_key IS NOT NULL;
 
     ALTER TABLE dead ADD COLUMN app INTEGER NOT NULL DEFAULT 0;
@@ -174,6 +184,12 @@ const RULES_HEALTH_AND_ORDER: &str = "
         last      INTEGER NOT NULL,
         used_at   INTEGER NOT NULL,
         PRIMARY KEY (endpoint, order_key)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE left_behind (
+        what    INTEGER NOT NULL,
+        message INTEGER NOT NULL,
+        PRIMARY KEY (what, message)
     ) WITHOUT ROWID;
 
     CREATE TABLE job (

@@ -4,10 +4,10 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
-    codes::{disable_code, disable_of, trigger_code},
-    from_json,
+    codes::{disable_code, disable_of, trigger_of},
+    from_json, health,
     pieces::{Span, in_list_order},
-    settle::{Cycle, bury, start_waiting},
+    settle::{Cycle, bury, remove_waiting, start_waiting},
     to_json,
     writer::Batch,
 };
@@ -182,6 +182,10 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
             "UPDATE endpoint SET deleted_at = ?2, uid = NULL, sealed = x'' WHERE app = ?1 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), at.as_millis()))?;
+    batch
+        .transaction
+        .prepare_cached("DELETE FROM health WHERE endpoint IN (SELECT key FROM endpoint WHERE app = ?1)")?
+        .execute([app.raw()])?;
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -200,6 +204,9 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     if !application_lives {
         return Ok(Err(PutError::Changed));
     }
+    let was_disabled: bool = connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM endpoint WHERE key = ?1 AND disabled_why IS NOT NULL)")?
+        .query_row([endpoint.key.raw()], |row| row.get(0))?;
     let sql = match expect {
         Expect::Absent => {
             "INSERT OR IGNORE INTO endpoint
@@ -211,7 +218,8 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
         Expect::Version(_) => {
             "UPDATE endpoint SET version = :version, uid = :uid, url = :url, description = :description,
                  disabled_why = :disabled_why, disabled_at = :disabled_at, event_types = :event_types,
-                 channels = :channels, metadata = :metadata, rate_limit = :rate_limit, rules = :rules, sealed = :sealed, created_at = :created_at, updated_at = :updated_at
+                 channels = :channels, metadata = :metadata, rate_limit = :rate_limit, rules = :rules,
+                 sealed = :sealed, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND app = :app AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -235,6 +243,11 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     })?;
     let outcome = carried_out(changed, expect);
     if outcome.is_ok() {
+        // Whoever enables an endpoint says that it is well: what led to its end must not end it again at once.
+        if was_disabled && endpoint.disabled.is_none() {
+            health::forget(connection, endpoint.key)?;
+            batch.announce(Committed::Health { endpoint: endpoint.key });
+        }
         batch.announce(Committed::Settings { app: endpoint.app });
     }
     Ok(outcome)
@@ -314,6 +327,9 @@ pub fn delete_endpoint(
              WHERE app = ?1 AND key = ?2 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), endpoint.raw(), at.as_millis()))?;
+    if deleted == 1 {
+        health::forget(&batch.transaction, endpoint)?;
+    }
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -331,24 +347,30 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
         .prepare_cached("SELECT message, trigger_code, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
         .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut delete =
-        connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?;
     for (message, trigger, cycle) in &waiting {
-        delete.execute((endpoint, message, trigger))?;
+        let (endpoint, message) = (EndpointKey::new(endpoint), MessageKey::new(*message));
+        let id = DeliveryId { endpoint, message, trigger: trigger_of(*trigger)? };
+        remove_waiting(connection, id)?;
         // A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
-        if *trigger == trigger_code(Trigger::Scheduled) {
-            let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
+        if id.trigger == Trigger::Scheduled {
             bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
         }
     }
-    if waiting.len() < BURY_STEP {
+    if waiting.len() < BURY_STEP && forget_counters(connection, endpoint)? {
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
     }
     Ok(true)
 }
 
-fn scheduled(endpoint: EndpointKey, message: MessageKey) -> DeliveryId {
-    DeliveryId { endpoint, message, trigger: Trigger::Scheduled }
+/// There may be one for every ordering key. True when none is left.
+fn forget_counters(connection: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
+    let forgotten = connection
+        .prepare_cached(
+            "DELETE FROM sequence WHERE endpoint = ?1
+                 AND order_key IN (SELECT order_key FROM sequence WHERE endpoint = ?1 LIMIT ?2)",
+        )?
+        .execute((endpoint, BURY_STEP))?;
+    Ok(forgotten < BURY_STEP)
 }
 
 /// A resend that a person asked for: one more try, beside whatever the schedule does.

@@ -1,7 +1,7 @@
 //! Writing down what became of a delivery, and what waits.
 
 use super::{
-    codes::{class_code, death_code, disable_code, held_code, rule_code, trigger_code},
+    codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
     health,
     writer::Batch,
 };
@@ -10,7 +10,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
     policy::{DeathReason, DisableReason, Next},
 };
-use rusqlite::{Connection, named_params};
+use rusqlite::{Connection, params_from_iter};
 
 pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) -> rusqlite::Result<()> {
     for settlement in settlements {
@@ -24,29 +24,37 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     if let Some(attempt) = &settlement.attempt {
         record_attempt(batch, settlement, attempt)?;
     }
-    // A try takes its time. What ended the delivery meanwhile (a resend that arrived, the end of its endpoint or of
-    // its message) also took away its row; a failure that comes in afterwards must not bring it back.
+    // A try takes its time. What ended the delivery meanwhile (a resend that arrived, a person, the end of its endpoint
+    // or of its message) also took away its row; a failure that comes in afterwards must not bring it back, nor may it
+    // touch a new cycle that was begun since.
     let connection = &batch.transaction;
     match settlement.next {
         Next::Delivered => {
-            if !settlement.handed && !stop_waiting(connection, id)? {
+            let ended_before = match settlement.handed {
+                true => batch.was_ended(id.message.raw(), id.endpoint),
+                false => !remove_waiting(connection, id)?,
+            };
+            if ended_before {
                 revive(connection, id)?;
             }
             // A resend that arrived ends the delivery's own schedule too: it is there now.
             if id.trigger == Trigger::Manual {
-                stop_waiting(connection, DeliveryId { trigger: Trigger::Scheduled, ..id })?;
+                remove_waiting(connection, DeliveryId { trigger: Trigger::Scheduled, ..id })?;
                 revive(connection, id)?;
             }
         }
         Next::Retry { due, .. } | Next::Postponed { due } => wait(batch, settlement, due)?,
         Next::Dead(reason) => {
-            let ends_now = if settlement.handed { is_owed(batch, id)? } else { stop_waiting(connection, id)? };
+            let ends_now = match settlement.handed {
+                true => is_owed(batch, id)?,
+                false => remove(connection, id, Some(settlement.cycle))?,
+            };
             if ends_now {
                 bury(connection, id, reason, settlement.at, settlement.cycle)?;
             }
         }
         Next::Nothing => {
-            stop_waiting(connection, id)?;
+            remove_waiting(connection, id)?;
         }
     }
     if settlement.handed {
@@ -105,9 +113,12 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
     Ok(())
 }
 
-/// Whether a delivery that was handed over still has to arrive. Its message may have been forgotten meanwhile, or a
-/// resend may have brought it there.
+/// Whether a delivery that was handed over still has to arrive. Its message may have been forgotten meanwhile, a resend
+/// may have brought it there, or a person may have ended it.
 fn is_owed(batch: &Batch<'_>, id: DeliveryId) -> rusqlite::Result<bool> {
+    if batch.was_ended(id.message.raw(), id.endpoint) {
+        return Ok(false);
+    }
     let Some(piece) = batch.piece_of(id.message.raw()) else { return Ok(false) };
     piece
         .prepare(
@@ -123,34 +134,36 @@ fn wait(batch: &Batch<'_>, settlement: &Settlement, due: Timestamp) -> rusqlite:
     if settlement.handed && !is_owed(batch, id)? {
         return Ok(());
     }
-    let sql = if settlement.handed {
-        "INSERT OR REPLACE INTO waiting
-             (endpoint, message, trigger_code, due, cycle, attempts, give_up_at, last_delay, ambiguous,
-              ambiguous_since, order_key)
-         VALUES (:endpoint, :message, :trigger, :due, :cycle, :attempts, :give_up_at, :last_delay, :ambiguous,
-              :ambiguous_since, :order)"
-    } else {
-        "UPDATE waiting SET due = :due, cycle = :cycle, attempts = :attempts, give_up_at = :give_up_at,
-              last_delay = :last_delay, ambiguous = :ambiguous, ambiguous_since = :ambiguous_since,
-              order_key = coalesce(order_key, :order)
-         WHERE endpoint = :endpoint AND message = :message AND trigger_code = :trigger"
-    };
-    let progress = settlement.progress;
-    batch.transaction.prepare_cached(sql)?.execute(named_params! {
-        ":endpoint": id.endpoint.raw(),
-        ":message": id.message.raw(),
-        ":trigger": trigger_code(id.trigger),
-        ":due": due.as_millis(),
-        ":cycle": settlement.cycle,
-        ":attempts": progress.attempts,
-        ":give_up_at": progress.give_up_at.map(Timestamp::as_millis),
-        ":last_delay": progress.last_delay.map(super::millis),
-        ":ambiguous": (progress.ambiguous > 0).then_some(progress.ambiguous),
-        ":ambiguous_since": progress.ambiguous_since.map(Timestamp::as_millis),
-        ":order": settlement.order.map(OrderKey::raw),
-    })?;
-    Ok(())
+    let (order, progress) = (binding(id, settlement.order), settlement.progress);
+    let values: [Option<i64>; 12] = [
+        Some(id.endpoint.raw()),
+        Some(id.message.raw()),
+        Some(trigger_code(id.trigger)),
+        Some(due.as_millis()),
+        Some(settlement.cycle.into()),
+        Some(progress.attempts.into()),
+        progress.give_up_at.map(Timestamp::as_millis),
+        progress.last_delay.map(super::millis),
+        (progress.ambiguous > 0).then_some(progress.ambiguous.into()),
+        progress.ambiguous_since.map(Timestamp::as_millis),
+        order.map(OrderKey::raw),
+        Some(place_at_first(id, order).code()),
+    ];
+    let (sql, used) = if settlement.handed { (WAIT_FIRST, &values[..]) } else { (WAIT_AGAIN, &values[..10]) };
+    batch.transaction.prepare_cached(sql)?.execute(params_from_iter(used))?;
+    line_up(&batch.transaction, id.endpoint, order.filter(|_| settlement.handed))
 }
+
+const WAIT_FIRST: &str = "
+    INSERT INTO waiting (endpoint, message, trigger_code, due, cycle, attempts, give_up_at, last_delay, ambiguous,
+        ambiguous_since, order_key, place)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+    ON CONFLICT DO UPDATE SET due = ?4, cycle = ?5, attempts = ?6, give_up_at = ?7, last_delay = ?8, ambiguous = ?9,
+        ambiguous_since = ?10";
+
+const WAIT_AGAIN: &str = "
+    UPDATE waiting SET due = ?4, attempts = ?6, give_up_at = ?7, last_delay = ?8, ambiguous = ?9, ambiguous_since = ?10
+    WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3 AND cycle = ?5";
 
 /// Gives deliveries that were handed over a row, so that memory can let go of them.
 pub fn spill(
@@ -178,6 +191,7 @@ pub enum Cycle {
     },
 }
 
+/// A delivery begins to wait in the store, unless it does already.
 pub fn start_waiting(
     connection: &Connection,
     id: DeliveryId,
@@ -189,11 +203,12 @@ pub fn start_waiting(
         Cycle::First => (0, None),
         Cycle::Again { number, queued_at } => (number, Some(queued_at.as_millis())),
     };
+    let order = binding(id, order);
     connection
         .prepare_cached(
             "INSERT OR IGNORE INTO waiting
-                 (endpoint, message, trigger_code, due, cycle, attempts, queued_at, order_key)
-             VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?7)",
+                 (endpoint, message, trigger_code, due, cycle, attempts, queued_at, order_key, place)
+             VALUES (?1, ?2, ?3, ?4, ?5, 0, ?6, ?7, ?8)",
         )?
         .execute((
             id.endpoint.raw(),
@@ -203,18 +218,82 @@ pub fn start_waiting(
             number,
             queued_at,
             order.map(OrderKey::raw),
+            place_at_first(id, order).code(),
         ))?;
+    line_up(connection, id.endpoint, order)
+}
+
+/// A delivery waits no longer. False if it did not.
+pub fn remove_waiting(connection: &Connection, id: DeliveryId) -> rusqlite::Result<bool> {
+    remove(connection, id, None)
+}
+
+/// With a cycle: only if it is that one which waits.
+fn remove(connection: &Connection, id: DeliveryId, cycle: Option<u32>) -> rusqlite::Result<bool> {
+    let order: Option<Option<i64>> = super::optional(
+        connection
+            .prepare_cached(
+                "DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3
+                     AND (?4 IS NULL OR cycle = ?4) RETURNING order_key",
+            )?
+            .query_row((id.endpoint.raw(), id.message.raw(), trigger_code(id.trigger), cycle), |row| row.get(0)),
+    )?;
+    line_up(connection, id.endpoint, order.flatten().map(OrderKey::new))?;
+    Ok(order.is_some())
+}
+
+/// No order binds a resend.
+fn binding(id: DeliveryId, order: Option<OrderKey>) -> Option<OrderKey> {
+    order.filter(|_| id.trigger == Trigger::Scheduled)
+}
+
+/// Where a new row stands until its key is lined up.
+fn place_at_first(id: DeliveryId, order: Option<OrderKey>) -> Place {
+    match (id.trigger, order) {
+        (Trigger::Manual, _) => Place::Beside,
+        (Trigger::Scheduled, None) => Place::Front,
+        (Trigger::Scheduled, Some(_)) => Place::Behind,
+    }
+}
+
+/// Puts the first row of an ordering key to the front and the second behind it. After a row has come or gone no other
+/// can be in the wrong place: a new one comes before the one in front or after it, and the next one follows one that went.
+fn line_up(connection: &Connection, endpoint: EndpointKey, order: Option<OrderKey>) -> rusqlite::Result<()> {
+    let Some(order) = order else { return Ok(()) };
+    let foremost: Vec<(i64, i64)> = connection
+        .prepare_cached(FOREMOST_OF_KEY)?
+        .query_map((endpoint.raw(), order.raw()), |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    for ((message, found), place) in foremost.into_iter().zip([Place::Front, Place::Behind].map(Place::code)) {
+        if found != place {
+            connection
+                .prepare_cached(
+                    "UPDATE waiting SET place = ?4 WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3",
+                )?
+                .execute((endpoint.raw(), message, trigger_code(Trigger::Scheduled), place))?;
+        }
+    }
     Ok(())
 }
 
-/// False if it was not waiting.
-fn stop_waiting(connection: &Connection, id: DeliveryId) -> rusqlite::Result<bool> {
-    let deleted = connection
-        .prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?
-        .execute((id.endpoint.raw(), id.message.raw(), trigger_code(id.trigger)))?;
-    Ok(deleted == 1)
+pub const FOREMOST_OF_KEY: &str = "SELECT message, place FROM waiting INDEXED BY waiting_order
+    WHERE endpoint = ?1 AND order_key = ?2 ORDER BY message LIMIT 2";
+
+/// Puts a delivery that was given up, or that has arrived, on its way again: as a new cycle, due at once.
+pub fn requeue(
+    connection: &Connection,
+    id: DeliveryId,
+    order: Option<OrderKey>,
+    cycle: u32,
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE dead SET open = 0, replayed_at = ?3 WHERE endpoint = ?1 AND message = ?2")?
+        .execute((id.endpoint.raw(), id.message.raw(), at.as_millis()))?;
+    start_waiting(connection, id, order, at, Cycle::Again { number: cycle, queued_at: at })
 }
 
+/// A delivery is given up. What waited of it has been removed by the caller.
 pub fn bury(
     connection: &Connection,
     id: DeliveryId,
@@ -232,8 +311,8 @@ pub fn bury(
     Ok(())
 }
 
-/// A dead letter that arrived after all is one no longer. That it was replayed stays known.
-pub fn revive(connection: &Connection, id: DeliveryId) -> rusqlite::Result<()> {
+/// A dead letter that arrived after all is one no longer.
+fn revive(connection: &Connection, id: DeliveryId) -> rusqlite::Result<()> {
     connection
         .prepare_cached("UPDATE dead SET open = 0 WHERE endpoint = ?1 AND message = ?2")?
         .execute((id.endpoint.raw(), id.message.raw()))?;

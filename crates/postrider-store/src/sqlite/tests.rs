@@ -138,7 +138,7 @@ async fn however_many_search_the_lanes_are_loaded() {
             (release, tokio::spawn(search))
         })
         .collect();
-    let loaded = store.load(EndpointKey::new(1), Timestamp::from_millis(1), 10);
+    let loaded = store.load(EndpointKey::new(1), Ordering::Keyed, Timestamp::from_millis(1), 10);
     let loaded = tokio::time::timeout(Duration::from_secs(10), loaded).await.expect("it does not wait for a search");
     assert!(loaded.unwrap().deliveries.is_empty());
     // All are released before any is waited for: they may have been queued in another order than they were begun.
