@@ -401,6 +401,20 @@ mod tests {
     }
 
     #[test]
+    fn decorrelated_waits_grow_from_one_another() {
+        let shape = Shape::Fixed { interval: Duration::from_secs(1) };
+        let policy = Policy {
+            backoff: Backoff { shape, cap: Duration::from_hours(24), jitter: Jitter::Decorrelated },
+            budget: Budget { attempts_max: 20, total_max: Duration::from_hours(96) },
+            ..Policy::default()
+        };
+        let (starts, _) = run(&policy, &[status(503)], Duration::ZERO, 1);
+        let waits: Vec<Duration> = starts.windows(2).map(|gap| gap[1].since(gap[0])).collect();
+        assert!(waits.windows(2).all(|pair| pair[1] <= pair[0] * 3), "{waits:?}");
+        assert!(waits.iter().any(|wait| *wait > Duration::from_secs(30)), "{waits:?}");
+    }
+
+    #[test]
     fn an_untried_delivery_expires_by_its_own_clock() {
         let policy = Policy::default();
         let queued = START;
