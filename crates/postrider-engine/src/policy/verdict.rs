@@ -245,7 +245,9 @@ mod tests {
         }
 
         #[test]
-        fn no_attempt_starts_at_or_after_give_up(seed: u64, attempts in 1..10u32, age_hours in 0..120u64, wish in 0..500_000u64) {
+        fn no_attempt_starts_at_or_after_give_up(
+            seed: u64, attempts in 1..10u32, age_hours in 0..120u64, wish in 0..500_000u64,
+        ) {
             let now = START.plus(Duration::from_hours(age_hours));
             let verdict = judge_at(now, after_attempts(attempts), &busy(&wish.to_string()), seed);
             if let Next::Retry { due, .. } = verdict.next {
