@@ -109,7 +109,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_tells_its_time_and_grows_with_it(earlier in 0..1i64 << 42, later in 0..1i64 << 42, sequence in 0..1i64 << SEQUENCE_BITS) {
+        fn a_key_tells_its_time_and_grows_with_it(
+            earlier in 0..1i64 << 42, later in 0..1i64 << 42, sequence in 0..1i64 << SEQUENCE_BITS,
+        ) {
             let [earlier, later] = [earlier.min(later), earlier.max(later)].map(Timestamp::from_millis);
             prop_assert_eq!(time_of_key(first_key_at(earlier) + sequence), earlier);
             prop_assert!(first_key_at(earlier) <= first_key_at(later));

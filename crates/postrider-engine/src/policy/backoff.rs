@@ -381,7 +381,9 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn waits_never_shrink_and_stop_at_the_cap(base in 1..1_000_000u64, factor in 1_000..=100_000u32, cap in 1..100_000_000u64) {
+        fn waits_never_shrink_and_stop_at_the_cap(
+            base in 1..1_000_000u64, factor in 1_000..=100_000u32, cap in 1..100_000_000u64,
+        ) {
             let shape = Shape::Exponential { base: Duration::from_millis(base), factor: Factor(factor) };
             let backoff = Backoff { shape, cap: Duration::from_millis(cap), jitter: Jitter::None };
             let waits: Vec<Duration> = (1..200).filter_map(|retry| backoff.nominal(retry)).collect();

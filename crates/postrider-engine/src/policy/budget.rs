@@ -166,7 +166,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_attempt_is_allowed_exactly_while_both_limits_are(max in 0..20u32, total in 0..1_000u64, made in 0..20u32, due in 0..3_000i64) {
+        fn an_attempt_is_allowed_exactly_while_both_limits_are(
+            max in 0..20u32, total in 0..1_000u64, made in 0..20u32, due in 0..3_000i64,
+        ) {
             let budget = Budget { attempts_max: max, total_max: Duration::from_millis(total) };
             let due = Timestamp::from_millis(due);
             let allowed = budget.allows(made, budget.give_up_at(START), due).is_ok();

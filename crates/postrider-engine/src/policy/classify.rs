@@ -310,6 +310,7 @@ mod tests {
         let taken = Answer { status: 200, control: Some(Control::AbortMessage), ..Answer::default() };
         let taken = Outcome::Answered(taken);
         assert_eq!(plain(&taken), (Class::Delivered, Rule::Success));
+        assert_eq!(classify(&taken, &overrides(&["2xx: success"])), (Class::Delivered, Rule::Success));
         assert_eq!(classify(&taken, &overrides(&["2xx: retry"])), (Class::Permanent, Rule::AbortAsked));
         let disabling = Answer { status: 503, control: Some(Control::Disable), ..Answer::default() };
         assert_eq!(plain(&Outcome::Answered(disabling)), (Class::Transient, Rule::ServerError));

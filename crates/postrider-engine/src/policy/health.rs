@@ -416,6 +416,30 @@ mod tests {
     }
 
     #[test]
+    fn the_warning_comes_at_half_of_the_streak() {
+        for (max, expected) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(2)), (100, Some(50))] {
+            let rules = DisableRules { failing_for: None, permanent_streak: Some(max) };
+            let mut health = Health::default();
+            let mut warned_at = None;
+            for _ in 0..max {
+                let step = after(health, (None, &rules), Trigger::Scheduled, &refused(), Probe::No, NOW);
+                if let Some(Notice::Warning(Warning::Refusing { streak, .. })) = step.notice {
+                    assert_eq!(warned_at.replace(streak), None, "warned twice");
+                }
+                health = step.health;
+            }
+            assert_eq!(warned_at, expected, "of {max}");
+        }
+    }
+
+    #[test]
+    fn whoever_has_refused_nothing_is_not_quarantined() {
+        let absurd = DisableRules { failing_for: None, permanent_streak: Some(0) };
+        let step = after(Health::default(), (None, &absurd), Trigger::Scheduled, &failed(), Probe::No, NOW);
+        assert_eq!(step.notice, None);
+    }
+
+    #[test]
     fn refusals_neither_begin_nor_end_the_time_of_failing() {
         let rules = DisableRules { failing_for: Some(Duration::from_hours(10)), permanent_streak: None };
         let at = |hours| NOW.plus(Duration::from_hours(hours));

@@ -245,7 +245,9 @@ mod tests {
         }
 
         #[test]
-        fn no_attempt_starts_at_or_after_give_up(seed: u64, attempts in 1..10u32, age_hours in 0..120u64, wish in 0..500_000u64) {
+        fn no_attempt_starts_at_or_after_give_up(
+            seed: u64, attempts in 1..10u32, age_hours in 0..120u64, wish in 0..500_000u64,
+        ) {
             let now = START.plus(Duration::from_hours(age_hours));
             let verdict = judge_at(now, after_attempts(attempts), &busy(&wish.to_string()), seed);
             if let Next::Retry { due, .. } = verdict.next {
@@ -398,6 +400,20 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let judged = judge(&policy, Trigger::Scheduled, Progress::default(), &busy("36000"), (START, START), &mut rng);
         assert!(judged.progress.last_delay.is_some_and(|delay| delay <= Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn decorrelated_waits_grow_from_one_another() {
+        let shape = Shape::Fixed { interval: Duration::from_secs(1) };
+        let policy = Policy {
+            backoff: Backoff { shape, cap: Duration::from_hours(24), jitter: Jitter::Decorrelated },
+            budget: Budget { attempts_max: 20, total_max: Duration::from_hours(96) },
+            ..Policy::default()
+        };
+        let (starts, _) = run(&policy, &[status(503)], Duration::ZERO, 1);
+        let waits: Vec<Duration> = starts.windows(2).map(|gap| gap[1].since(gap[0])).collect();
+        assert!(waits.windows(2).all(|pair| pair[1] <= pair[0] * 3), "{waits:?}");
+        assert!(waits.iter().any(|wait| *wait > Duration::from_secs(30)), "{waits:?}");
     }
 
     #[test]

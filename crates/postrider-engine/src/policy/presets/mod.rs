@@ -84,8 +84,8 @@ static PRESETS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
         },
         Preset {
             name: "retries-and-backoff",
-            about: "One minute doubled up to an hour, for at most 16 attempts and three days. Everything is retried that \
-                    is not known to be final, 404 included. Unlike its sample code, any 2xx is a success and the first \
+            about: "One minute doubled up to an hour, for at most 16 attempts and three days. Everything is retried \
+                    that is not known to be final, 404 included. Unlike its sample code, any 2xx is a success and the first \
                     wait is one minute, as its table says.",
             source: "\"Retries and backoff\", a chapter of a guide to webhooks, without a date",
             dated: READ,
