@@ -199,7 +199,9 @@ fn notice_for(health: &Health, rules: &DisableRules, class: Class, now: Timestam
         return Some(Notice::Disable(DisableReason::Quarantined));
     }
     let failing = rules.failing_for.zip(health.failing_since);
-    if failing.is_some_and(|(failing_for, since)| since.plus(failing_for) <= now) {
+    // Where nothing was sent for so long that the time for a warning went by unseen, the warning comes first all the
+    // same, and the next failure disables.
+    if health.warned && failing.is_some_and(|(failing_for, since)| since.plus(failing_for) <= now) {
         return Some(Notice::Disable(DisableReason::Failing));
     }
     if health.warned {
@@ -208,7 +210,7 @@ fn notice_for(health: &Health, rules: &DisableRules, class: Class, now: Timestam
     let warning = match (refusing, failing) {
         (Some(max), _) if streak.saturating_mul(2) >= max => Warning::Refusing { streak, max },
         (_, Some((failing_for, since))) if since.plus(failing_for / 2) <= now => {
-            Warning::FailingUntil { disable_at: since.plus(failing_for) }
+            Warning::FailingUntil { disable_at: since.plus(failing_for).max(now) }
         }
         (Some(_) | None, Some(_) | None) => return None,
     };
@@ -451,8 +453,20 @@ mod tests {
         assert_eq!(judged(refusing, &refused(), 1_000).notice, None);
         let failing = judged(Health::default(), &busy(), 0).health;
         assert_eq!(failing.failing_since, Some(at(0)), "nothing was taken");
-        let still_failing = judged(failing, &refused(), 10);
-        assert_eq!(still_failing.notice, Some(Notice::Disable(DisableReason::Failing)));
+        let still_failing = judged(failing, &refused(), 6).health;
+        let at_last = judged(still_failing, &refused(), 10);
+        assert_eq!(at_last.notice, Some(Notice::Disable(DisableReason::Failing)));
+    }
+
+    #[test]
+    fn nobody_is_disabled_for_failing_without_a_warning_before() {
+        let rules = DisableRules { failing_for: Some(Duration::from_hours(10)), permanent_streak: None };
+        let at = |hours| NOW.plus(Duration::from_hours(hours));
+        let judged = |health, hours| after(health, (None, &rules), Trigger::Scheduled, &failed(), Probe::No, at(hours));
+        let silent_for_a_month = judged(judged(Health::default(), 0).health, 720);
+        assert_eq!(silent_for_a_month.notice, Some(Notice::Warning(Warning::FailingUntil { disable_at: at(720) })));
+        let next = judged(silent_for_a_month.health, 721);
+        assert_eq!(next.notice, Some(Notice::Disable(DisableReason::Failing)));
     }
 
     #[test]
