@@ -91,7 +91,9 @@ impl Server {
             Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
             None => None,
         };
-        let transport = Transport::new(TransportConfig { extra_ca_pem, ..TransportConfig::new(guard.clone()) })?;
+        let https_only = settings.https_only;
+        let transport =
+            Transport::new(TransportConfig { extra_ca_pem, https_only, ..TransportConfig::new(guard.clone()) })?;
         let guard = Arc::new(guard);
         let rules = Arc::new(settings.rules.layer());
         let directory =
