@@ -55,3 +55,21 @@ impl Default for Breaker {
         Self::Closed { failures: 0 }
     }
 }
+
+/// What a breaker says at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Closed,
+    Open { until: Timestamp },
+    HalfOpen,
+}
+
+impl Breaker {
+    pub fn standing(&self, now: Timestamp) -> Standing {
+        match *self {
+            Self::Closed { .. } => Standing::Closed,
+            Self::Open { until, .. } if now < until => Standing::Open { until },
+            Self::Open { .. } => Standing::HalfOpen,
+        }
+    }
+}

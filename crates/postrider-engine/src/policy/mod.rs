@@ -12,10 +12,10 @@ pub mod retry_after;
 pub mod rules;
 pub mod verdict;
 
-pub use breaker::{Breaker, BreakerRules, WhileOpen};
+pub use breaker::{Breaker, BreakerRules, Standing, WhileOpen};
 pub use budget::{Budget, Leash, Limit, Progress};
 pub use classify::{Class, Rule, classify};
-pub use health::{DisableReason, DisableRules, Health};
+pub use health::{BreakerMove, DisableReason, DisableRules, Health, Notice, Probe, Step, Warning};
 pub use rate::Bucket;
 pub use rules::{InFlightMax, Layer, Ordering, Policy, Rules, SignatureForm};
 pub use verdict::{DeathReason, Delay, Next, Verdict, judge};
