@@ -9,8 +9,10 @@ pub mod cancel;
 pub mod dead;
 pub mod deliveries;
 pub mod fixtures;
+pub mod health;
 pub mod history;
 pub mod model;
+pub mod order;
 pub mod reopening;
 pub mod sequences;
 pub mod settings;
@@ -110,6 +112,7 @@ macro_rules! conformance {
                 a_refused_put_is_not_remembered
                 an_answer_alone_is_remembered
                 a_change_of_settings_is_announced
+                why_an_endpoint_is_disabled_is_kept
                 lists_of_settings_are_paged_both_ways
                 archived_event_types_are_hidden_unless_asked_for
                 settings_outlive_a_restart_and_a_crash
@@ -117,6 +120,28 @@ macro_rules! conformance {
                 burying_spares_what_was_delivered_or_already_dead
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
+            }
+            health {
+                how_an_endpoint_fares_is_kept_with_the_outcome
+                an_endpoint_that_recovers_is_not_kept
+                a_person_sets_the_health_back
+                enabling_an_endpoint_sets_its_health_back
+                a_deleted_endpoint_has_no_health
+            }
+            order {
+                each_key_is_a_run_from_its_first_message
+                a_fifo_lane_is_one_run
+                without_an_order_keys_are_not_looked_at
+                a_limit_cuts_runs_before_it_keeps_others_out
+                many_rows_behind_one_do_not_hide_others
+                whatever_ends_the_first_the_next_one_follows
+                an_earlier_message_goes_before_those_that_wait
+                order_outlives_a_restart_and_a_crash
+                a_held_key_holds_only_its_own_lane
+                burying_leaves_no_row_of_a_key
+                what_is_to_be_delivered_later_waits_for_its_time
+                what_is_ordered_is_counted_without_gaps
+                a_disabled_endpoint_keeps_its_order
             }
             history {
                 messages_are_paged_both_ways

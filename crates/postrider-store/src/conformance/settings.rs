@@ -20,6 +20,7 @@ pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
         uid: None,
         name: String::new(),
         rate_limit: None,
+        rules: None,
         metadata: Metadata::new(),
         updated_at: at(5),
         ..application
@@ -47,6 +48,7 @@ pub async fn an_endpoint_comes_back_as_it_was_put<H: Harness>() {
         channels: Some(vec![]),
         metadata: [("k".to_owned(), "v".to_owned()), ("".to_owned(), "'".to_owned())].into(),
         rate_limit: Some(u32::MAX),
+        rules: None,
         sealed: (0..=255).collect(),
         updated_at: at(9),
         ..plain
@@ -72,6 +74,7 @@ pub async fn an_event_type_comes_back_as_it_was_put<H: Harness>() {
         feature_flags: Some(vec!["beta".to_owned()]),
         group_name: Some("user".to_owned()),
         schemas: Some(r#"{"1":{}}"#.to_owned()),
+        rules: None,
         updated_at: at(3),
         ..plain
     };
@@ -289,6 +292,34 @@ pub async fn a_change_of_settings_is_announced<H: Harness>() {
     heard("a changed application", application.key);
     store.delete_application(application.key, at(1)).await.unwrap();
     heard("a deleted application", application.key);
+
+    let mut heard = |what: &str| {
+        let news = committed.try_recv().unwrap_or_else(|_| panic!("{what} is announced"));
+        assert!(matches!(news[..], [Committed::EventTypes]), "{what}: {news:?}");
+    };
+    store.put_event_type(event_type("a.b"), Expect::Absent, None).await.unwrap();
+    heard("a new event type");
+    store.delete_event_type("a.b").await.unwrap();
+    heard("a deleted event type");
+    store.delete_event_type("a.b").await.unwrap();
+    assert!(committed.try_recv().is_err(), "there was nothing to delete");
+}
+
+pub async fn why_an_endpoint_is_disabled_is_kept<H: Harness>() {
+    use DisableReason::{Asked, Failing, Gone, Manual, Quarantined};
+    let stage = Stage::<H>::set(5).await;
+    for (key, why) in stage.endpoints.iter().zip([Manual, Gone, Failing, Quarantined, Asked]) {
+        let disabled = Some(Disabled { why, at: at(7) });
+        let endpoint = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        stage.store().put_endpoint(Endpoint { disabled, ..endpoint }, Expect::Version(1), None).await.unwrap();
+        let found = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        assert_eq!(found.disabled, disabled);
+
+        let id = scheduled(*key, stage.accept(START).await);
+        stage.settle(Settlement { disable: Some(Gone), ..refused(id, at(9)) }).await;
+        let found = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        assert_eq!((found.disabled, found.version), (disabled, 2), "the first reason stays");
+    }
 }
 
 pub async fn lists_of_settings_are_paged_both_ways<H: Harness>() {

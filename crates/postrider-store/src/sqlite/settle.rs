@@ -334,3 +334,177 @@ fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at:
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Counts, DeliveryState, SqliteStore, Stats, Store,
+        conformance::fixtures::{self, *},
+    };
+    use postrider_engine::MessageKey;
+    use tempfile::TempDir;
+
+    struct Scene {
+        store: SqliteStore,
+        folder: TempDir,
+        id: DeliveryId,
+    }
+
+    impl Scene {
+        /// One message, handed over.
+        async fn set() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let store = SqliteStore::open(folder.path(), START).unwrap();
+            let app = add_application(&store, None).await.key;
+            let endpoint = add_endpoint(&store, app, None).await.key;
+            let message = accept(&store, crate::NewMessage { owed: vec![endpoint], ..message(app, START) }).await;
+            Self { store, folder, id: scheduled(endpoint, message) }
+        }
+
+        async fn write(&self, job: impl FnOnce(&mut Batch<'_>) -> rusqlite::Result<()> + Send + 'static) {
+            self.store.writer.run(job).await.unwrap();
+        }
+
+        /// As a person does it whose wish comes while the first try is on the wire.
+        async fn cancel(&self) {
+            let id = self.id;
+            self.write(move |batch| {
+                assert!(batch.is_handed(id.message, id.endpoint));
+                assert_eq!(batch.handed_to(id.endpoint), [id.message]);
+                bury(&batch.transaction, id, DeathReason::Cancelled, at(5), 0)?;
+                batch.end_handed(id.message, id.endpoint);
+                assert!(!batch.is_handed(id.message, id.endpoint));
+                assert_eq!(batch.handed_to(id.endpoint), Vec::<MessageKey>::new());
+                Ok(())
+            })
+            .await;
+        }
+
+        async fn settle(&self, settlement: Settlement) {
+            fixtures::settle(&self.store, vec![settlement]).await;
+        }
+
+        async fn state(&self) -> DeliveryState {
+            state(&self.store, self.id).await
+        }
+
+        async fn stats(&self) -> Stats {
+            stats(&self.store, self.id.endpoint).await
+        }
+
+        async fn counts(&self) -> (u64, u64) {
+            let Counts { waiting, dead } = self.store.counts().await.unwrap();
+            (waiting, dead)
+        }
+
+        async fn reopen(self) -> Self {
+            let Self { store, folder, id } = self;
+            store.close().await;
+            drop(store);
+            Self { store: SqliteStore::open(folder.path(), at(DAY)).unwrap(), folder, id }
+        }
+    }
+
+    const CANCELLED: DeliveryState = DeliveryState::Dead { at: at_five(), reason: DeathReason::Cancelled };
+
+    const fn at_five() -> Timestamp {
+        Timestamp::from_millis(START.as_millis() + 5)
+    }
+
+    #[tokio::test]
+    async fn what_was_cancelled_on_the_wire_does_not_come_back_by_failing() {
+        let failures: [fn(DeliveryId) -> Settlement; 3] = [
+            |id| failed(id, at(9), at(99)),
+            |id| refused(id, at(9)),
+            |id| Settlement { attempt: None, next: Next::Postponed { due: at(99) }, ..refused(id, at(9)) },
+        ];
+        for failure in failures {
+            let scene = Scene::set().await;
+            scene.cancel().await;
+            assert_eq!(scene.stats().await, Stats { canceled: 1, ..Stats::default() });
+            scene.settle(failure(scene.id)).await;
+            assert_eq!((scene.state().await, scene.counts().await), (CANCELLED, (0, 1)));
+            let scene = scene.reopen().await;
+            assert_eq!((scene.state().await, scene.counts().await), (CANCELLED, (0, 1)), "nor by a restart");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_cancelled_before_it_could_be_spilled_stays_cancelled() {
+        let scene = Scene::set().await;
+        scene.cancel().await;
+        scene.store.spill(vec![(scene.id, None)], at(6)).await.unwrap();
+        assert_eq!((scene.state().await, scene.counts().await), (CANCELLED, (0, 1)));
+    }
+
+    #[tokio::test]
+    async fn what_was_cancelled_on_the_wire_and_arrived_is_no_dead_letter() {
+        for in_one_commit in [false, true] {
+            let scene = Scene::set().await;
+            let id = scene.id;
+            if in_one_commit {
+                scene
+                    .write(move |batch| {
+                        bury(&batch.transaction, id, DeathReason::Cancelled, at(5), 0)?;
+                        batch.end_handed(id.message, id.endpoint);
+                        super::settle(batch, &[delivered(id, at(9))])
+                    })
+                    .await;
+            } else {
+                scene.cancel().await;
+                scene.settle(delivered(id, at(9))).await;
+            }
+            assert_eq!((scene.state().await, scene.counts().await), (DeliveryState::Delivered, (0, 0)));
+            assert_eq!(scene.stats().await, Stats { success: 1, ..Stats::default() });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replayed_delivery_is_a_new_cycle_that_the_old_one_cannot_touch() {
+        let scene = Scene::set().await;
+        let id = scene.id;
+        scene.settle(refused(id, at(1))).await;
+        let replay = move |batch: &mut Batch<'_>| requeue(&batch.transaction, id, None, 1, at(10));
+        scene.write(replay).await;
+        scene.write(replay).await;
+        assert_eq!((scene.state().await, scene.counts().await), (DeliveryState::Sending { due: at(10) }, (1, 0)));
+        assert_eq!(scene.stats().await, Stats { sending: 1, ..Stats::default() });
+
+        scene.settle(stored(failed(id, at(11), at(999)))).await;
+        scene.settle(stored(refused(id, at(11)))).await;
+        assert_eq!(scene.state().await, DeliveryState::Sending { due: at(10) }, "a late outcome of the cycle before");
+        let scene = scene.reopen().await;
+        let loaded = load_in(&scene.store, id.endpoint, Default::default(), at(10)).await;
+        assert_eq!((loaded.deliveries[0].cycle, loaded.deliveries[0].queued_at), (1, at(10)));
+
+        scene.settle(Settlement { cycle: 1, ..stored(refused(id, at(12))) }).await;
+        let dead = DeliveryState::Dead { at: at(12), reason: DeathReason::Permanent };
+        assert_eq!((scene.state().await, scene.counts().await), (dead, (0, 1)));
+        scene
+            .write(move |batch| {
+                let found: (i64, i64) =
+                    batch
+                        .transaction
+                        .query_row("SELECT cycle, replayed_at FROM dead", [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+                assert_eq!(found, (1, at(10).as_millis()), "that it was replayed stays known");
+                requeue(&batch.transaction, id, None, 2, at(20))
+            })
+            .await;
+        scene.settle(Settlement { cycle: 2, ..stored(delivered(id, at(21))) }).await;
+        assert_eq!((scene.state().await, scene.counts().await), (DeliveryState::Delivered, (0, 0)));
+        let scene = scene.reopen().await;
+        assert_eq!((scene.state().await, scene.counts().await), (DeliveryState::Delivered, (0, 0)));
+    }
+
+    #[tokio::test]
+    async fn a_dead_letter_past_its_retention_is_dead_all_the_same() {
+        let scene = Scene::set().await;
+        scene.settle(refused(scene.id, at(1))).await;
+        scene.write(|batch| batch.transaction.execute("UPDATE dead SET open = 2", []).map(drop)).await;
+        let scene = scene.reopen().await;
+        let dead = DeliveryState::Dead { at: at(1), reason: DeathReason::Permanent };
+        assert_eq!((scene.state().await, scene.counts().await), (dead, (0, 0)));
+        assert_eq!(scene.stats().await, Stats { fail: 1, ..Stats::default() });
+    }
+}
