@@ -92,6 +92,21 @@ pub async fn a_cancelled_delivery_is_brought_back_by_its_arrival_only<H: Harness
     assert_eq!(all_waiting(stage.store()).await, []);
 }
 
+/// The try of the first cycle is on the wire while the delivery is cancelled and replayed.
+pub async fn what_arrives_late_ends_the_cycle_that_was_begun_since<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let ids: Vec<_> = stage.accept_many(2, START).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.store().spill(unordered(vec![ids[1]]), at(1)).await.unwrap();
+    for id in &ids {
+        cancel(&stage, id.message, None).await;
+        let key = DeadKey { message: id.message, endpoint: id.endpoint };
+        assert!(stage.store().replay(stage.app, key, at(2 * DAY), None).await.unwrap());
+    }
+    settle(stage.store(), vec![delivered(ids[0], at(2 * DAY)), stored(delivered(ids[1], at(2 * DAY)))]).await;
+    assert_eq!(all_waiting(stage.store()).await, []);
+    assert_eq!(stats(stage.store(), stage.endpoints[0]).await, Stats { success: 2, ..Stats::default() });
+}
+
 pub async fn a_cancelled_delivery_can_be_replayed<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let id = stage.first(stage.accept(START).await);

@@ -1,6 +1,7 @@
 //! Writing down what became of a delivery, and what waits.
 
 use super::{
+    cancel::is_delivered,
     codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
     health,
     writer::Batch,
@@ -35,6 +36,8 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
                 false => !remove_waiting(connection, id)?,
             };
             if ended_before {
+                // It may have been put on its way again since; there is no need for that now.
+                remove_waiting(connection, id)?;
                 revive(connection, id)?;
             }
             // A resend that arrived ends the delivery's own schedule too: it is there now.
@@ -47,7 +50,10 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
         Next::Dead(reason) => {
             let ends_now = match settlement.handed {
                 true => is_owed(batch, id)?,
-                false => remove(connection, id, Some(settlement.cycle))?,
+                // What arrived once and was put on its way again stays delivered.
+                false => {
+                    remove(connection, id, Some(settlement.cycle))? && !is_delivered(connection, batch.pieces(), id)?
+                }
             };
             if ends_now {
                 bury(connection, id, reason, settlement.at, settlement.cycle)?;
