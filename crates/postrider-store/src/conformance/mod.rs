@@ -172,6 +172,7 @@ macro_rules! conformance {
                 cancelling_a_message_ends_what_is_not_finished
                 cancelling_spares_what_was_not_meant
                 a_cancelled_delivery_is_brought_back_by_its_arrival_only
+                what_arrives_late_ends_the_cycle_that_was_begun_since
                 a_cancelled_delivery_can_be_replayed
                 cancelling_the_first_of_a_key_lets_the_next_one_go
                 a_backlog_is_what_would_be_delivered

@@ -402,7 +402,13 @@ pub async fn a_bulk_replay_begins_the_cycle_after_the_last_one<H: Harness>() {
         assert_eq!((i64::from(waiting.cycle), waiting.queued_at), (cycle, at(cycle)));
         assert_eq!(waiting.order, Some(OrderKey::of("one")), "it keeps its place in the order");
         assert_eq!(stage.state(id).await, DeliveryState::Delivered, "what was delivered stays delivered");
-        stage.settle(Settlement { cycle: waiting.cycle, ..stored(delivered(id, at(cycle))) }).await;
+        let once = Stats { success: 1, ..Stats::default() };
+        assert_eq!(stats(stage.store(), id.endpoint).await, once);
+        let settlement = if cycle == 2 { refused(id, at(cycle)) } else { delivered(id, at(cycle)) };
+        stage.settle(Settlement { cycle: waiting.cycle, ..stored(settlement) }).await;
+        assert_eq!(stage.state(id).await, DeliveryState::Delivered, "however it fares this time");
+        assert_eq!(stats(stage.store(), id.endpoint).await, once);
+        assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
     }
 }
 

@@ -271,9 +271,10 @@ pub async fn attempts_go_before_the_rest_if_asked<H: Harness>() {
     let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
     let keep = Retention { payloads: LONG, ..KEEP };
     let ids: Vec<_> = stage.accept_many(4, START).await.into_iter().map(|message| stage.first(message)).collect();
-    settle(stage.store(), vec![delivered(ids[0], at(1)), refused(ids[1], at(1)), failed(ids[2], at(1), at(DAY))]).await;
+    let waits = failed(ids[3], at(1), at(90 * DAY));
+    settle(stage.store(), vec![delivered(ids[0], at(1)), refused(ids[1], at(1)), waits]).await;
+    stage.settle(failed(ids[2], at(1), at(DAY))).await;
     stage.settle(stored(delivered(ids[2], at(DAY)))).await;
-    stage.settle(failed(ids[3], at(1), at(90 * DAY))).await;
     let blank = async |stage: &Stage<H>| {
         let mut blank = Vec::new();
         for id in &ids {
