@@ -348,7 +348,7 @@ fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at:
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{settle, *};
     use crate::{
         Counts, DeliveryState, SqliteStore, Stats, Store,
         conformance::fixtures::{self, *},
@@ -459,7 +459,7 @@ mod tests {
                     .write(move |batch| {
                         bury(&batch.transaction, id, DeathReason::Cancelled, at(5), 0)?;
                         batch.end_handed(id.message, id.endpoint);
-                        super::settle(batch, &[delivered(id, at(9))])
+                        settle(batch, &[delivered(id, at(9))])
                     })
                     .await;
             } else {
