@@ -134,6 +134,7 @@ macro_rules! conformance {
                 without_an_order_keys_are_not_looked_at
                 a_limit_cuts_runs_before_it_keeps_others_out
                 many_rows_behind_one_do_not_hide_others
+                a_heavy_run_is_loaded_in_parts_and_in_order
                 whatever_ends_the_first_the_next_one_follows
                 an_earlier_message_goes_before_those_that_wait
                 order_outlives_a_restart_and_a_crash
