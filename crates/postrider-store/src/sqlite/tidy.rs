@@ -8,7 +8,7 @@
 //! young, is written down in `left_behind` and looked at again, a slice at a call, round and round.
 
 use super::{
-    accept::unpack,
+    accept::{WHOLE_LANE, unpack},
     load,
     pieces::{Piece, first_key_at, piece_of, time_of_key, within},
     schema::PIECE_TABLES,
@@ -260,25 +260,32 @@ fn is_awaited(batch: &Batch<'_>, piece: Piece, message: i64) -> rusqlite::Result
 }
 
 /// Forgets counters that nothing has used for as long as anything is kept. Looks at a slice of them at a call, round and
-/// round.
+/// round. A message that still waits keeps its counter, or the next one would get the same number.
 fn forget_sequences(batch: &Batch<'_>, before: Timestamp) -> rusqlite::Result<()> {
+    if batch.oldest_handed.is_some_and(|oldest| time_of_key(oldest) < before) {
+        return Ok(());
+    }
     let connection = &batch.transaction;
-    let (endpoint, order) = noted_pair(connection, SEQUENCES_ROUND)?;
+    let reached = noted_pair(connection, SEQUENCES_ROUND)?;
     let found: Vec<(i64, i64, i64)> = connection
         .prepare_cached(
             "SELECT endpoint, order_key, used_at FROM sequence WHERE (endpoint, order_key) > (?1, ?2)
              ORDER BY endpoint, order_key LIMIT ?3",
         )?
-        .query_map((endpoint, order, LOOK), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .query_map((reached.0, reached.1, LOOK), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for (endpoint, order, _) in found.iter().filter(|(.., used_at)| *used_at < before.as_millis()) {
+        let waits = match *order == WHOLE_LANE {
+            true => "EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1)",
+            false => "EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1 AND order_key = ?2)",
+        };
         connection
-            .prepare_cached("DELETE FROM sequence WHERE endpoint = ?1 AND order_key = ?2")?
+            .prepare_cached(&format!("DELETE FROM sequence WHERE endpoint = ?1 AND order_key = ?2 AND NOT {waits}"))?
             .execute((endpoint, order))?;
     }
-    let next =
-        found.last().filter(|_| found.len() == LOOK).map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
-    if next != (endpoint, order) {
+    let last = found.last().filter(|_| found.len() == LOOK);
+    let next = last.map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
+    if next != reached {
         note_pair(connection, SEQUENCES_ROUND, next)?;
     }
     Ok(())
