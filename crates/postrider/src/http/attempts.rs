@@ -3,7 +3,7 @@
 use super::{
     Api,
     auth::InApp,
-    error::{Error, HttpErrorOut},
+    error::Error,
     extract::Query,
     filter::message_filter,
     idempotency::{IdempotencyKey, answer, conclude, json},
@@ -22,7 +22,6 @@ use postrider_store::{Attempt, AttemptFilter, AttemptsOf, By, Cut, DeliveryState
 use serde::Serialize;
 use std::{
     collections::{HashMap, hash_map::Entry},
-    str::FromStr,
     sync::Arc,
 };
 use utoipa::ToSchema;
