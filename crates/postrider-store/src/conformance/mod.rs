@@ -216,6 +216,7 @@ macro_rules! conformance {
                 a_payload_that_is_needed_outlives_its_time
                 attempts_go_before_the_rest_if_asked
                 a_great_history_is_forgotten_in_parts
+                dead_letters_go_with_their_messages
                 dead_letters_leave_the_list_after_their_time
                 ended_tasks_are_forgotten
                 counters_that_nothing_uses_are_forgotten

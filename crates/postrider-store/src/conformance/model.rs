@@ -276,6 +276,11 @@ impl Model {
         })
     }
 
+    /// Whether it is handed over, and not ended.
+    pub fn is_handed(&self, id: DeliveryId) -> bool {
+        self.handed.contains(&id)
+    }
+
     pub fn cancel(&mut self, message: MessageKey, endpoint: Option<EndpointKey>, at: Timestamp) -> u64 {
         let Some(kept) = self.messages.get(&message) else { return 0 };
         let owed: Vec<_> = kept.message.owed.iter().map(|endpoint| scheduled(*endpoint, message)).collect();

@@ -313,7 +313,12 @@ impl<H: Harness> Play<H> {
 
     async fn take(mut self, step: Step) -> Self {
         match step {
-            Step::Pass { time } => self.now = self.now.plus(time),
+            Step::Pass { time } => {
+                self.now = self.now.plus(time);
+                // No try takes so long that a store would have to remember for ever what was cancelled meanwhile.
+                let model = &self.model;
+                self.in_hand.retain(|held| !held.handed || model.is_handed(held.id));
+            }
             Step::Accept(offer) => self.accept(offer).await,
             Step::Settle(fates) => self.settle(fates).await,
             Step::Spill { share } => self.spill(share).await,

@@ -332,6 +332,30 @@ pub async fn a_great_history_is_forgotten_in_parts<H: Harness>() {
     assert!(payload_gone(&stage, messages[1_299]).await);
 }
 
+/// More of them than one step takes, and more than one piece at a time.
+pub async fn dead_letters_go_with_their_messages<H: Harness>() {
+    let mut stage = Stage::<H>::set(3).await;
+    for day in 0..2 {
+        for message in stage.accept_many(900, at(day * DAY)).await {
+            let all = stage.endpoints.iter().map(|endpoint| refused(scheduled(*endpoint, message), at(day * DAY)));
+            settle(stage.store(), all.collect()).await;
+        }
+        tidy_up(stage.store(), at((day + 1) * DAY), KEEP).await;
+    }
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 5_400 });
+    let mut steps = 0;
+    while stage.store().tidy(at(10 * DAY), KEEP).await.unwrap() {
+        stage = stage.crash(at(10 * DAY)).await;
+        steps += 1;
+        assert!(steps < STEPS_MAX, "it ends");
+        let known = all_messages(stage.store(), stage.app).await;
+        let listed = stage.store().dead_letters(stage.app, DeadFilter::default(), whole()).await.unwrap();
+        assert!(listed.iter().all(|letter| known.contains(&letter.message.key)), "none is listed without its message");
+    }
+    assert_eq!(all_messages(stage.store(), stage.app).await, []);
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+}
+
 pub async fn dead_letters_leave_the_list_after_their_time<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let keep = Retention { payloads: LONG, attempts: LONG, dead_letters: Duration::from_hours(24), ..KEEP };
