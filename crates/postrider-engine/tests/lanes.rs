@@ -3,12 +3,13 @@
 mod world;
 
 use postrider_engine::{
-    Answer, AppKey, Control, EndpointKey, Fault, MessageKey, Outcome, Timestamp,
+    Answer, AppKey, Control, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
-    policy::{BreakerRules, DisableRules, Ordering, Progress, WhileOpen},
+    policy::{BreakerRules, DisableReason, DisableRules, Ordering, Policy, Progress, WhileOpen, health::Notice, judge},
 };
 use proptest::prelude::*;
-use rand::RngExt;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use std::{collections::BTreeSet, time::Duration};
 use world::{Receiver, Reply, SMALL, Schedule, World, lane_settings, scheduled, status};
 
@@ -309,6 +310,23 @@ fn lanes_share_the_rate_of_their_application() {
 }
 
 #[test]
+fn a_lane_whose_settings_are_not_known_yet_does_not_lift_the_limit_of_its_application() {
+    let limited = LaneSettings { app_rate: Some(1), ..lane_settings(1) };
+    let unknown = LaneSettings { parked: true, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let mut sent = 0;
+    for message in 1..=3 {
+        dispatcher.hand_over(new_parcel(message, now), limited, now);
+        let other = Parcel { id: scheduled(2, message), ..new_parcel(message, now) };
+        dispatcher.hand_over(other, unknown, now);
+        while let Some(command) = dispatcher.next(now) {
+            sent += usize::from(matches!(command, Command::Send(_)));
+        }
+    }
+    assert_eq!(sent, 1);
+}
+
+#[test]
 fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
     let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
     world.receiver = Box::new(|_, _, _| status(503));
@@ -471,6 +489,27 @@ fn what_waits_for_one_that_someone_else_took_away_is_looked_for() {
     assert!(dispatcher.next(now).is_none());
     let later = dispatcher.sleep_until().expect("it is not left at that");
     assert!(matches!(dispatcher.next(later), Some(Command::Load { .. })));
+}
+
+#[test]
+fn settings_that_may_not_know_of_a_disabling_count_only_once_it_is_written() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let gone = Outcome::Answered(Answer { status: 410, ..Answer::default() });
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let verdict = judge(&Policy::default(), Trigger::Scheduled, Progress::default(), &gone, (now, now), &mut rng);
+    for message in [1, 2] {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    let step = dispatcher.answered(scheduled(1, 1), Some(&verdict), now).expect("it is to be disabled");
+    assert_eq!(step.notice, Some(Notice::Disable(DisableReason::Gone)));
+    assert!(matches!(dispatcher.next(now), Some(Command::Spill(_))), "message 2 is to wait");
+    dispatcher.spilled(&[scheduled(1, 2)], now);
+    dispatcher.set_lane(EndpointKey::new(1), settings, now);
+    assert!(dispatcher.next(now).is_none(), "these may have been read too early");
+    dispatcher.settled(scheduled(1, 1), None, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
 }
 
 fn new_parcel(message: i64, now: Timestamp) -> Parcel<()> {

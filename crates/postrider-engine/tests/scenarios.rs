@@ -62,6 +62,26 @@ fn a_herd_of_100_000_drains_within_rate_and_cap_and_starts_with_one() {
 }
 
 #[test]
+fn an_endpoint_that_returns_at_half_its_strength_does_not_collapse_again() {
+    let mut world = world([(1, usual())]);
+    world.fill(1, 0..5_000);
+    world.set_health(1, tripped(&world, Duration::from_secs(30)));
+    let mut busy_until: Vec<Timestamp> = Vec::new();
+    world.receiver = Box::new(move |_, now, _| {
+        busy_until.retain(|until| *until > now);
+        let reply = if busy_until.len() < 4 { status(200) } else { status(503) };
+        busy_until.push(now.plus(reply.takes));
+        reply
+    });
+    world.restart();
+    world.run_until(world.now.plus(Duration::from_hours(24)));
+    assert_eq!(world.delivered.len(), 5_000);
+    assert_eq!(world.starts.iter().filter(|start| start.is_probe).count(), 1, "the breaker does not open again");
+    let in_vain = world.starts.len() - 5_000;
+    assert!(in_vain < 2_500, "{in_vain} requests more than it could take");
+}
+
+#[test]
 fn after_a_weekend_without_an_answer_everything_is_delivered() {
     let mut world = world([(1, usual())]);
     let friday = world.now;

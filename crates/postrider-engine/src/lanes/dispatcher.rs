@@ -181,7 +181,8 @@ impl<C> Dispatcher<C> {
     }
 
     fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
-        if !self.lanes.contains_key(&endpoint) {
+        // A lane whose settings are not known yet is opened parked: they must not lift the application's limit.
+        if !settings.parked && !self.lanes.contains_key(&endpoint) {
             self.turns.set_rate(settings.app, settings.app_rate);
         }
         self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
@@ -302,7 +303,8 @@ impl<C> Dispatcher<C> {
     /// A request has ended; what it means is being written down. Without a verdict nothing was learned of the
     /// endpoint. What comes back is to be written down along with it.
     ///
-    /// When the endpoint is to be disabled, its lane stays shut until `set_lane` is called after `settled`.
+    /// When the endpoint is to be disabled, its lane is shut from now on, until `set_lane` says otherwise. Settings that
+    /// come before `settled` may not know of it, and count only from then on.
     pub fn answered(&mut self, id: DeliveryId, verdict: Option<&Verdict>, now: Timestamp) -> Option<Step> {
         self.in_flight -= 1;
         let lane = self.lanes.get_mut(&id.endpoint)?;
