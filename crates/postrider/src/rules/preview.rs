@@ -36,7 +36,7 @@ pub struct PlannedOut {
 
 impl PreviewOut {
     pub fn of(policy: &Policy) -> Self {
-        let preview = preview::preview(policy);
+        let preview = preview(policy);
         let planned = |planned: &preview::Planned| PlannedOut {
             attempt: planned.attempt,
             earliest: Span(planned.earliest),
