@@ -30,8 +30,13 @@ pub struct Model {
     /// Of endpoints that are not in perfect health.
     healths: BTreeMap<EndpointKey, Health>,
     /// How far each endpoint has counted, by key or, if it is FIFO, as a whole.
-    counters: BTreeMap<(EndpointKey, Option<OrderKey>), u64>,
+    counters: BTreeMap<(EndpointKey, Option<OrderKey>), Counter>,
     tasks: BTreeMap<TaskKey, Task>,
+}
+
+struct Counter {
+    last: u64,
+    used_at: Timestamp,
 }
 
 struct Kept {
@@ -108,7 +113,9 @@ impl Model {
         let mut sequences = Vec::new();
         for endpoint in owed.iter().filter(|endpoint| order.is_some() || fifo.contains(endpoint)) {
             let counter = order.filter(|_| !fifo.contains(endpoint));
-            let last = self.counters.entry((*endpoint, counter)).or_default();
+            let new = Counter { last: 0, used_at: at };
+            let Counter { last, used_at } = self.counters.entry((*endpoint, counter)).or_insert(new);
+            *used_at = at;
             *last += 1;
             sequences.push((*endpoint, *last));
         }
@@ -123,8 +130,7 @@ impl Model {
 
     pub fn spill(&mut self, deliveries: &[DeliveryId], due: Timestamp) {
         for id in deliveries {
-            self.handed.remove(id);
-            if !self.has_arrived(*id) {
+            if self.handed.remove(id) && !self.has_arrived(*id) {
                 self.start_waiting(*id, due, 0, self.accepted_at(id.message));
             }
         }
@@ -186,7 +192,7 @@ impl Model {
                 self.dead.remove(&(id.endpoint, id.message));
             }
             Next::Retry { due, .. } | Next::Postponed { due } => {
-                if handed && !self.has_arrived(id) {
+                if handed && self.handed.contains(&id) && !self.has_arrived(id) {
                     self.start_waiting(id, due, cycle, self.accepted_at(id.message));
                 }
                 if let Some(wait) = self.waiting.get_mut(&id).filter(|wait| wait.cycle == cycle) {
@@ -194,9 +200,11 @@ impl Model {
                 }
             }
             Next::Dead(reason) => {
-                let ends = if handed { !self.has_arrived(id) } else { self.waits_in(id, cycle) };
+                let ends = if handed { self.handed.contains(&id) } else { self.waits_in(id, cycle) };
                 if ends {
                     self.waiting.remove(&id);
+                }
+                if ends && !self.has_arrived(id) {
                     self.dead.insert((id.endpoint, id.message), Dead { at, reason, cycle });
                 }
             }
@@ -266,6 +274,60 @@ impl Model {
             model.start_waiting(id, at, 0, model.accepted_at(id.message));
             Ok(())
         })
+    }
+
+    /// Whether it is handed over, and not ended.
+    pub fn is_handed(&self, id: DeliveryId) -> bool {
+        self.handed.contains(&id)
+    }
+
+    pub fn cancel(&mut self, message: MessageKey, endpoint: Option<EndpointKey>, at: Timestamp) -> u64 {
+        let Some(kept) = self.messages.get(&message) else { return 0 };
+        let owed: Vec<_> = kept.message.owed.iter().map(|endpoint| scheduled(*endpoint, message)).collect();
+        let mut cancelled = 0;
+        for id in owed.into_iter().filter(|id| endpoint.is_none_or(|endpoint| endpoint == id.endpoint)) {
+            let arrived = self.has_arrived(id);
+            let cycle = match self.waiting.remove(&id) {
+                Some(wait) => wait.cycle,
+                None if !arrived && self.handed.remove(&id) => 0,
+                None => continue,
+            };
+            cancelled += 1;
+            if !arrived {
+                self.dead.insert((id.endpoint, message), Dead { at, reason: DeathReason::Cancelled, cycle });
+            }
+        }
+        cancelled
+    }
+
+    pub fn replay(&mut self, key: DeadKey, at: Timestamp, remember: Option<Remember>) -> Result<bool, PutError> {
+        let both = (key.endpoint, key.message);
+        let put = self.put(remember, at, |model| {
+            let can_be_sent = model.endpoints.contains_key(&key.endpoint)
+                && model.messages.get(&key.message).is_some_and(|kept| !kept.message.payload_gone);
+            let dead = if can_be_sent { model.dead.remove(&both) } else { None };
+            let Some(dead) = dead else { return Err(PutError::Changed) };
+            model.start_waiting(scheduled(key.endpoint, key.message), at, dead.cycle + 1, at);
+            Ok(())
+        });
+        match put {
+            Ok(()) => Ok(true),
+            Err(PutError::Changed) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// By message, then by endpoint.
+    pub fn dead_letters(&self, app: AppKey) -> Vec<(DeadKey, DeathReason, u32)> {
+        let of_app = |message: &MessageKey| self.messages.get(message).is_some_and(|kept| kept.message.app == app);
+        let found = self.dead.iter().filter(|((_, message), _)| of_app(message));
+        let mut found: Vec<_> = found
+            .map(|((endpoint, message), dead)| {
+                (DeadKey { message: *message, endpoint: *endpoint }, dead.reason, dead.cycle)
+            })
+            .collect();
+        found.sort_by_key(|(key, ..)| *key);
+        found
     }
 
     pub fn lanes(&self) -> Vec<LaneFound> {
@@ -569,12 +631,11 @@ impl Model {
         if task.status == TaskStatus::Running {
             let (lane, span) = (EndpointKey::new(endpoint), since..until);
             let is_there = self.endpoints.contains_key(&lane);
+            let is_taken = |message: &Message| !message.payload_gone && span.contains(&message.accepted_at.as_millis());
             let taken: Vec<_> = self
                 .dead
                 .extract_if(.., |(endpoint, message), _| {
-                    is_there
-                        && *endpoint == lane
-                        && span.contains(&self.messages[message].message.accepted_at.as_millis())
+                    is_there && *endpoint == lane && is_taken(&self.messages[message].message)
                 })
                 .collect();
             task.changed = taken.len() as u64;
@@ -586,6 +647,11 @@ impl Model {
             self.tasks.insert(key, task.clone());
         }
         Some(task)
+    }
+
+    /// The store decides when it forgets tasks that have ended.
+    pub fn forget_task(&mut self, key: TaskKey) {
+        self.tasks.remove(&key);
     }
 
     pub fn task(&self, key: TaskKey) -> Option<Task> {
@@ -603,6 +669,16 @@ impl Model {
         }
         let oldest = now.minus(retention.idempotency);
         self.answers.retain(|_, (at, ..)| *at >= oldest);
+        let oldest = now.minus(retention.payloads.max(retention.attempts));
+        if self.handed.iter().all(|id| self.accepted_at(id.message) >= oldest) {
+            let waiting = &self.waiting;
+            self.counters.retain(|(endpoint, order), counter| {
+                let counts = |(id, wait): (&DeliveryId, &Wait)| {
+                    id.endpoint == *endpoint && (order.is_none() || wait.order == *order)
+                };
+                counter.used_at >= oldest || waiting.iter().any(counts)
+            });
+        }
     }
 
     /// The messages of which something is on its way or waits.

@@ -140,6 +140,32 @@ pub async fn many_rows_behind_one_do_not_hide_others<H: Harness>() {
     assert_eq!((loaded.next_due, loaded.blocked), (Some(at(HOUR)), true));
 }
 
+/// However much a load brings at once, a run is cut at its end and never in between.
+pub async fn a_heavy_run_is_loaded_in_parts_and_in_order<H: Harness>() {
+    for ordering in [Ordering::Keyed, Ordering::Fifo] {
+        let stage = Stage::<H>::set(1).await;
+        let mut expected = Vec::new();
+        for millis in (0..12).rev() {
+            let content = Content { payload: vec![b'x'; 1024 * 1024].into(), ..stage.keyed(Some("a")).content };
+            let id = stage.first(accept(stage.store(), NewMessage { content, ..stage.message(START) }).await);
+            stage.store().spill(vec![(id, Some(OrderKey::of("a")))], at(millis)).await.unwrap();
+            expected.push(id);
+        }
+        let mut loads = Vec::new();
+        while expected.len() > loads.len() {
+            let found = stage.look(ordering, at(DAY)).await;
+            let rest = expected.len() - loads.len() - found.ids.len();
+            assert!(!found.ids.is_empty(), "a load brings something");
+            assert_eq!((found.more, found.blocked), (rest > 0, rest > 0), "{rest} are left");
+            for id in found.ids {
+                stage.settle(stored(delivered(id, at(DAY)))).await;
+                loads.push(id);
+            }
+        }
+        assert_eq!(loads, expected, "{ordering:?}");
+    }
+}
+
 pub async fn whatever_ends_the_first_the_next_one_follows<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let dead = |id| Settlement { next: Next::Dead(DeathReason::Expired), attempt: None, ..refused(id, at(60)) };

@@ -18,9 +18,6 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
-/// Temporary: tasks are not carried out yet.
-const TASKS: bool = false;
-
 /// Runs as many sequences as `PROPTEST_CASES` says, or as many as take a few seconds.
 pub fn agree_with_the_model<H: Harness>() {
     let usual = ProptestConfig::default();
@@ -67,6 +64,14 @@ enum Step {
         delivery: u8,
         key: Option<Key>,
         taken_up: bool,
+    },
+    Cancel {
+        delivery: u8,
+        everywhere: bool,
+    },
+    Replay {
+        letter: u8,
+        key: Option<Key>,
     },
     PutApplication {
         which: Which,
@@ -218,6 +223,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => small().prop_map(Step::ResetHealth),
         5 => (any::<u8>(), maybe_key(), any::<bool>())
             .prop_map(|(delivery, key, taken_up)| Step::Resend { delivery, key, taken_up }),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(delivery, everywhere)| Step::Cancel { delivery, everywhere }),
+        3 => (any::<u8>(), maybe_key()).prop_map(|(letter, key)| Step::Replay { letter, key }),
         6 => span().prop_map(|time| Step::Pass { time }),
     ];
     let settings = prop_oneof![
@@ -306,7 +313,12 @@ impl<H: Harness> Play<H> {
 
     async fn take(mut self, step: Step) -> Self {
         match step {
-            Step::Pass { time } => self.now = self.now.plus(time),
+            Step::Pass { time } => {
+                self.now = self.now.plus(time);
+                // No try takes so long that a store would have to remember for ever what was cancelled meanwhile.
+                let model = &self.model;
+                self.in_hand.retain(|held| !held.handed || model.is_handed(held.id));
+            }
             Step::Accept(offer) => self.accept(offer).await,
             Step::Settle(fates) => self.settle(fates).await,
             Step::Spill { share } => self.spill(share).await,
@@ -321,6 +333,8 @@ impl<H: Harness> Play<H> {
                     self.model.reset_health(endpoint);
                 }
             }
+            Step::Cancel { delivery, everywhere } => self.cancel(delivery, everywhere).await,
+            Step::Replay { letter, key } => self.replay(letter, key).await,
             Step::Resend { delivery, key, taken_up } => self.resend(delivery, key, taken_up).await,
             Step::PutApplication { which, uid, key } => self.put_application(which, uid, key).await,
             Step::DeleteApplication(app) => self.delete_application(app).await,
@@ -349,7 +363,6 @@ impl<H: Harness> Play<H> {
             }
             Step::ExpungeMessage(message) => self.expunge_message(message).await,
             Step::ExpungeAttempt(attempt) => self.expunge_attempt(attempt).await,
-            Step::StartTask { .. } | Step::FinishTasks if !TASKS => {}
             Step::StartTask { endpoint, since, until, key } => self.start_task(endpoint, since, until, key).await,
             Step::FinishTasks => self.finish_tasks().await,
             Step::Tidy { history } => self.tidy(history).await,
@@ -612,6 +625,31 @@ impl<H: Harness> Play<H> {
         }
     }
 
+    async fn cancel(&mut self, delivery: u8, everywhere: bool) {
+        let owed: Vec<_> = self
+            .model
+            .every_message()
+            .flat_map(|message| message.owed.iter().map(|endpoint| (message.app, message.key, *endpoint)))
+            .collect();
+        let Some((app, message, endpoint)) = pick(&owed, delivery).copied() else { return };
+        let endpoint = (!everywhere).then_some(endpoint);
+        // What is in hand stays there: a try that is on the wire cannot be called back.
+        let cancelled = self.store().cancel_message(app, message, endpoint, self.now).await.unwrap();
+        assert_eq!(cancelled, self.model.cancel(message, endpoint, self.now));
+    }
+
+    async fn replay(&mut self, letter: u8, key: Option<Key>) {
+        let letters: Vec<_> = self
+            .apps
+            .iter()
+            .flat_map(|app| self.model.dead_letters(app.key).into_iter().map(|(letter, ..)| (app.key, letter)))
+            .collect();
+        let Some((app, letter)) = pick(&letters, letter).copied() else { return };
+        let remember = remembered(key);
+        let answer = self.store().replay(app, letter, self.now, remember.clone()).await;
+        same(&answer, &self.model.replay(letter, self.now, remember));
+    }
+
     // Settings.
 
     async fn put_application(&mut self, which: Which, uid: Option<u8>, key: Option<Key>) {
@@ -829,6 +867,13 @@ impl<H: Harness> Play<H> {
         let owed = self.model.undelivered();
         assert!(gone.is_disjoint(&owed), "{gone:?} went, {owed:?} was still owed");
         self.model.forget(&gone);
+        for task in &self.tasks {
+            if self.store().task(*task).await.unwrap().is_none() {
+                let ended = self.model.task(*task).is_none_or(|task| task.status != TaskStatus::Running);
+                assert!(ended, "{task:?} went before it had ended");
+                self.model.forget_task(*task);
+            }
+        }
         self.in_hand.retain(|held| !gone.contains(&held.id.message));
     }
 
@@ -848,6 +893,15 @@ impl<H: Harness> Play<H> {
         for app in &self.apps {
             let key = app.key;
             assert_eq!(store.endpoints(key, whole()).await.unwrap(), self.model.endpoints_of(key));
+            let letters = store.dead_letters(key, DeadFilter::default(), whole()).await.unwrap();
+            let letters: Vec<_> = letters
+                .iter()
+                .map(|letter| {
+                    let key = DeadKey { message: letter.message.key, endpoint: letter.endpoint };
+                    (key, letter.reason, letter.cycle)
+                })
+                .collect();
+            assert_eq!(letters, self.model.dead_letters(key));
             let messages = store.messages(key, all.clone(), whole()).await.unwrap();
             assert_eq!(messages, self.model.messages(key, &all, &whole()));
             for event_id in (0..3).map(|id| format!("event {id}")) {

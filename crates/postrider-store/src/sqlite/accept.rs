@@ -120,7 +120,7 @@ fn count(
 }
 
 /// Stands for an ordering key in the counter of a FIFO endpoint.
-const WHOLE_LANE: i64 = 0;
+pub const WHOLE_LANE: i64 = 0;
 
 fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(EndpointKey, u64)]) -> rusqlite::Result<()> {
     let (connection, piece) = (&batch.transaction, batch.current_piece());

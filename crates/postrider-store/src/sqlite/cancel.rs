@@ -55,6 +55,8 @@ pub fn cancel(
         return Ok(false);
     }
     bury(&batch.transaction, id, DeathReason::Cancelled, at, 0)?;
+    // Keys tell the time to whoever remembers for a while that it was ended.
+    batch.minter.mint(at);
     batch.end_handed(message, endpoint);
     Ok(true)
 }

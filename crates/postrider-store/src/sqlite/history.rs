@@ -342,6 +342,20 @@ pub fn stats(
              FROM waiting WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0",
         )?
         .query_row((endpoint.raw(), from, to), |row| Ok((row.get(0)?, row.get(1)?)))?;
+    // What arrived and was put on its way again is counted as delivered already.
+    let again: Vec<i64> = snapshot
+        .prepare_cached(
+            "SELECT message FROM waiting
+             WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0 AND cycle > 0",
+        )?
+        .query_map((endpoint.raw(), from, to), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for message in again {
+        let Some(piece) = piece_of(pieces, message) else { continue };
+        if state(&snapshot, piece, MessageKey::new(message), endpoint)? == DeliveryState::Delivered {
+            stats.sending -= 1;
+        }
+    }
     (stats.fail, stats.canceled) = snapshot
         .prepare_cached(
             "SELECT count(*) FILTER (WHERE reason <> ?4), count(*) FILTER (WHERE reason = ?4)

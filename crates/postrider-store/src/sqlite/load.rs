@@ -103,7 +103,7 @@ impl Lane<'_> {
 
     fn fifo(&self) -> rusqlite::Result<Found> {
         let (due, held): (Vec<_>, Vec<_>) =
-            self.after(Run::Lane, i64::MIN)?.into_iter().partition(|row| row.due <= self.now);
+            self.after(Run::Lane, i64::MIN, 1)?.into_iter().partition(|row| row.due <= self.now);
         let held_until = held.first().map(|row| row.due);
         let mut rows = self.due_in(&[Place::Beside])?;
         rows.extend(due);
@@ -121,17 +121,23 @@ impl Lane<'_> {
         turns.take(self.limit.saturating_add(1)).collect()
     }
 
-    /// Adds to each run in turn the next one that is due, until there is none or the room is used up.
+    /// Adds to each run its share of the room that is left, as far as it is due, until there is neither run nor room.
     fn followed(&self, mut chosen: Vec<Turn>, mut runs: Vec<(Run, usize)>) -> rusqlite::Result<Vec<Turn>> {
-        while !runs.is_empty() && chosen.len() <= self.limit {
+        let full = self.limit.saturating_add(1);
+        while !runs.is_empty() && chosen.len() < full {
+            let share = ((full - chosen.len()) / runs.len()).max(1);
             let mut going_on = Vec::new();
             for (run, last) in runs {
-                let Turn { row: before, at, .. } = &chosen[last];
-                let next = self.after(run, before.id.message.raw())?.filter(|row| row.due <= self.now);
-                let Some(row) = next else { continue };
-                going_on.push((run, chosen.len()));
-                chosen.push(Turn { at: row.due.max(*at), row, follows: true });
-                if chosen.len() > self.limit {
+                let (before, mut at, had) = (chosen[last].row.id.message, chosen[last].at, chosen.len());
+                let due = self.after(run, before.raw(), share)?.into_iter().take_while(|row| row.due <= self.now);
+                chosen.extend(due.map(|row| {
+                    at = row.due.max(at);
+                    Turn { at, row, follows: true }
+                }));
+                if chosen.len() == had + share {
+                    going_on.push((run, chosen.len() - 1));
+                }
+                if chosen.len() == full {
                     break;
                 }
             }
@@ -165,17 +171,14 @@ impl Lane<'_> {
         Ok(earliest)
     }
 
-    fn after(&self, run: Run, message: i64) -> rusqlite::Result<Option<WaitingRow>> {
-        super::optional(match run {
-            Run::Key(order) => self
-                .connection
-                .prepare_cached(NEXT_OF_KEY)?
-                .query_row((self.endpoint.raw(), message, order.raw()), WaitingRow::read),
-            Run::Lane => self
-                .connection
-                .prepare_cached(NEXT_OF_LANE)?
-                .query_row((self.endpoint.raw(), message, trigger_code(Trigger::Scheduled)), WaitingRow::read),
-        })
+    /// The next ones of a run, due or not.
+    fn after(&self, run: Run, message: i64, count: usize) -> rusqlite::Result<Vec<WaitingRow>> {
+        let (sql, with) = match run {
+            Run::Key(order) => (NEXT_OF_KEY, order.raw()),
+            Run::Lane => (NEXT_OF_LANE, trigger_code(Trigger::Scheduled)),
+        };
+        let mut next = self.connection.prepare_cached(sql)?;
+        next.query_map((self.endpoint.raw(), message, with, count), WaitingRow::read)?.collect()
     }
 
     /// Whether more wait for an earlier one of their run than the followers that were loaded.
@@ -204,11 +207,11 @@ const COUNT_OF_LANE: &str =
 
 /// The planner would take the primary key, and go through all that other keys have in between.
 const NEXT_OF_KEY: &str = "SELECT * FROM waiting INDEXED BY waiting_order
-    WHERE endpoint = ?1 AND message > ?2 AND order_key = ?3 ORDER BY message LIMIT 1";
+    WHERE endpoint = ?1 AND message > ?2 AND order_key = ?3 ORDER BY message LIMIT ?4";
 
 /// Resends among them are stepped over; there are few.
 const NEXT_OF_LANE: &str = "SELECT * FROM waiting WHERE endpoint = ?1 AND message > ?2 AND trigger_code = ?3
-    ORDER BY message LIMIT 1";
+    ORDER BY message LIMIT ?4";
 
 struct WaitingRow {
     id: DeliveryId,

@@ -1,8 +1,8 @@
 //! SQLite: one file in one folder, one writer, readers apart.
 //!
-//! `writer` commits in groups; `accept`, `settle`, `settings` and `tasks` are what it is asked to write;
-//! `load` and `history` are what readers look up; `pieces` and `schema` say where history lies, and `recover`
-//! finds, at start, what a crash left without a row.
+//! `writer` commits in groups; `accept`, `settle`, `settings`, `cancel`, `expire`, `tasks` and `tidy` are what it is
+//! asked to write; `load`, `history` and `dead` are what readers look up; `pieces` and `schema` say where history
+//! lies, and `recover` finds, at start, what a crash left without a row.
 
 mod accept;
 mod cancel;

@@ -138,6 +138,8 @@ const FIRST: &str = "
 /// A row of `dead` outlives its end, so that it stays known that there was one. `dead.open`: 1 for a dead letter; 0 if it
 /// was put on its way again or has arrived since; 2 if its time among the dead letters is over: it is not listed and not
 /// replayed with the others, and dead all the same.
+///
+/// `left_behind`: messages that the forgetting has passed although something of them had to stay, see `tidy`.
 const RULES_HEALTH_AND_ORDER: &str = "
     ALTER TABLE application ADD COLUMN rules TEXT;
     ALTER TABLE event_type ADD COLUMN rules TEXT;

@@ -468,3 +468,33 @@ pub fn event_types(
         .collect::<rusqlite::Result<_>>()?;
     Ok(in_list_order(page, rows))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Content, NewMessage, SqliteStore, Store,
+        conformance::fixtures::{START, accept, add_application, add_endpoint, at, bury_all, content, message},
+    };
+
+    #[tokio::test]
+    async fn a_deleted_endpoint_leaves_no_counters() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(folder.path(), START).unwrap();
+        let app = add_application(&store, None).await.key;
+        let (gone, other) = (add_endpoint(&store, app, None).await.key, add_endpoint(&store, app, None).await.key);
+        for number in 0..=BURY_STEP {
+            let content = Content { ordering_key: Some(number.to_string()), ..content(b"") };
+            accept(&store, NewMessage { content, owed: vec![gone], ..message(app, START) }).await;
+        }
+        accept(&store, NewMessage { owed: vec![gone, other], fifo: vec![gone, other], ..message(app, START) }).await;
+        store.delete_endpoint(app, gone, at(1)).await.unwrap();
+        bury_all(&store, at(2)).await;
+        let left = store.writer.run(|batch| {
+            let mut select = batch.transaction.prepare("SELECT endpoint FROM sequence")?;
+            let left = select.query_map([], |row| Ok(EndpointKey::new(row.get(0)?)))?;
+            left.collect::<rusqlite::Result<Vec<_>>>()
+        });
+        assert_eq!(left.await.unwrap(), [other]);
+    }
+}

@@ -1,6 +1,7 @@
 //! Writing down what became of a delivery, and what waits.
 
 use super::{
+    cancel::is_delivered,
     codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
     health,
     writer::Batch,
@@ -35,6 +36,8 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
                 false => !remove_waiting(connection, id)?,
             };
             if ended_before {
+                // It may have been put on its way again since; there is no need for that now.
+                remove_waiting(connection, id)?;
                 revive(connection, id)?;
             }
             // A resend that arrived ends the delivery's own schedule too: it is there now.
@@ -47,7 +50,10 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
         Next::Dead(reason) => {
             let ends_now = match settlement.handed {
                 true => is_owed(batch, id)?,
-                false => remove(connection, id, Some(settlement.cycle))?,
+                // What arrived once and was put on its way again stays delivered.
+                false => {
+                    remove(connection, id, Some(settlement.cycle))? && !is_delivered(connection, batch.pieces(), id)?
+                }
             };
             if ends_now {
                 bury(connection, id, reason, settlement.at, settlement.cycle)?;
@@ -230,15 +236,26 @@ pub fn remove_waiting(connection: &Connection, id: DeliveryId) -> rusqlite::Resu
 
 /// With a cycle: only if it is that one which waits.
 fn remove(connection: &Connection, id: DeliveryId, cycle: Option<u32>) -> rusqlite::Result<bool> {
-    let order: Option<Option<i64>> = super::optional(
+    let row = (id.endpoint.raw(), id.message.raw(), trigger_code(id.trigger), cycle);
+    // Most have no order. To ask the deletion of all of them for its row would take it half as long again.
+    let unordered = connection
+        .prepare_cached(
+            "DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3
+                 AND cycle = coalesce(?4, cycle) AND order_key IS NULL",
+        )?
+        .execute(row)?;
+    if unordered == 1 {
+        return Ok(true);
+    }
+    let order: Option<i64> = super::optional(
         connection
             .prepare_cached(
                 "DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3
-                     AND (?4 IS NULL OR cycle = ?4) RETURNING order_key",
+                     AND cycle = coalesce(?4, cycle) RETURNING order_key",
             )?
-            .query_row((id.endpoint.raw(), id.message.raw(), trigger_code(id.trigger), cycle), |row| row.get(0)),
+            .query_row(row, |row| row.get(0)),
     )?;
-    line_up(connection, id.endpoint, order.flatten().map(OrderKey::new))?;
+    line_up(connection, id.endpoint, order.map(OrderKey::new))?;
     Ok(order.is_some())
 }
 
@@ -337,7 +354,7 @@ fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at:
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{settle, *};
     use crate::{
         Counts, DeliveryState, SqliteStore, Stats, Store,
         conformance::fixtures::{self, *},
@@ -448,7 +465,7 @@ mod tests {
                     .write(move |batch| {
                         bury(&batch.transaction, id, DeathReason::Cancelled, at(5), 0)?;
                         batch.end_handed(id.message, id.endpoint);
-                        super::settle(batch, &[delivered(id, at(9))])
+                        settle(batch, &[delivered(id, at(9))])
                     })
                     .await;
             } else {

@@ -8,7 +8,7 @@
 //! young, is written down in `left_behind` and looked at again, a slice at a call, round and round.
 
 use super::{
-    accept::unpack,
+    accept::{WHOLE_LANE, unpack},
     load,
     pieces::{Piece, first_key_at, piece_of, time_of_key, within},
     schema::PIECE_TABLES,
@@ -32,6 +32,7 @@ const ATTEMPTS_THROUGH: &str = "attempts_forgotten_through";
 const PAYLOADS_ROUND: &str = "payloads_left_behind_round";
 const ATTEMPTS_ROUND: &str = "attempts_left_behind_round";
 const SEQUENCES_ROUND: &str = "sequences_round";
+/// Of which hidden piece the dead letters are being forgotten, and through which endpoint.
 const RETIRED_ROUND: &str = "retired_dead_round";
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusqlite::Result<bool> {
@@ -260,25 +261,32 @@ fn is_awaited(batch: &Batch<'_>, piece: Piece, message: i64) -> rusqlite::Result
 }
 
 /// Forgets counters that nothing has used for as long as anything is kept. Looks at a slice of them at a call, round and
-/// round.
+/// round. A message that still waits keeps its counter, or the next one would get the same number.
 fn forget_sequences(batch: &Batch<'_>, before: Timestamp) -> rusqlite::Result<()> {
+    if batch.oldest_handed.is_some_and(|oldest| time_of_key(oldest) < before) {
+        return Ok(());
+    }
     let connection = &batch.transaction;
-    let (endpoint, order) = noted_pair(connection, SEQUENCES_ROUND)?;
+    let reached = noted_pair(connection, SEQUENCES_ROUND)?;
     let found: Vec<(i64, i64, i64)> = connection
         .prepare_cached(
             "SELECT endpoint, order_key, used_at FROM sequence WHERE (endpoint, order_key) > (?1, ?2)
              ORDER BY endpoint, order_key LIMIT ?3",
         )?
-        .query_map((endpoint, order, LOOK), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .query_map((reached.0, reached.1, LOOK), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for (endpoint, order, _) in found.iter().filter(|(.., used_at)| *used_at < before.as_millis()) {
+        let waits = match *order == WHOLE_LANE {
+            true => "EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1)",
+            false => "EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1 AND order_key = ?2)",
+        };
         connection
-            .prepare_cached("DELETE FROM sequence WHERE endpoint = ?1 AND order_key = ?2")?
+            .prepare_cached(&format!("DELETE FROM sequence WHERE endpoint = ?1 AND order_key = ?2 AND NOT {waits}"))?
             .execute((endpoint, order))?;
     }
-    let next =
-        found.last().filter(|_| found.len() == LOOK).map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
-    if next != (endpoint, order) {
+    let last = found.last().filter(|_| found.len() == LOOK);
+    let next = last.map_or(START_OF_ROUND, |(endpoint, order, _)| (*endpoint, *order));
+    if next != reached {
         note_pair(connection, SEQUENCES_ROUND, next)?;
     }
     Ok(())
@@ -314,27 +322,22 @@ fn retire_one(batch: &mut Batch<'_>, before: Timestamp) -> rusqlite::Result<bool
     let awaited = pieces_with_waiting(&batch.transaction, &pieces, *end_of_all)?;
     let Some((piece, end)) = old.iter().find(|(piece, _)| !awaited.contains(&piece.number)) else { return Ok(false) };
     batch.transaction.execute("UPDATE piece SET retired = 1 WHERE number = ?1", [piece.number])?;
-    note(&batch.transaction, RETIRED_ROUND, i64::MIN)?;
-    forget_dead_between(&batch.transaction, piece.first_key, *end)?;
+    forget_dead_between(&batch.transaction, i64::MIN, piece.first_key, *end)?;
     batch.replace_pieces(pieces.iter().filter(|kept| kept.number != piece.number).copied().collect());
     Ok(true)
 }
 
-/// Forgets dead letters of messages that are gone, endpoint by endpoint; there is no index by message alone. True while
-/// there may be more of them. Until then they are in no list, because their message is missing.
-fn forget_dead_between(connection: &Connection, first_key: i64, end: i64) -> rusqlite::Result<bool> {
-    let mut reached = noted(connection, RETIRED_ROUND)?.unwrap_or(i64::MIN);
-    let mut room = SLICE;
+/// Forgets dead letters of messages that are gone, endpoint by endpoint past `from`; there is no index by message alone.
+/// Says how far it came; `None`: to the end. Those that are left are in no list, because their message is missing.
+fn forget_dead_between(connection: &Connection, from: i64, first_key: i64, end: i64) -> rusqlite::Result<Option<i64>> {
+    let (mut reached, mut room) = (from, SLICE);
     for _ in 0..LOOK {
         let next = super::optional(
             connection
                 .prepare_cached("SELECT endpoint FROM dead WHERE endpoint > ?1 ORDER BY endpoint LIMIT 1")?
                 .query_row([reached], |row| row.get::<_, i64>(0)),
         )?;
-        let Some(endpoint) = next else {
-            note(connection, RETIRED_ROUND, i64::MAX)?;
-            return Ok(false);
-        };
+        let Some(endpoint) = next else { return Ok(None) };
         room -= connection
             .prepare_cached(
                 "DELETE FROM dead WHERE endpoint = ?1 AND message IN
@@ -346,8 +349,7 @@ fn forget_dead_between(connection: &Connection, first_key: i64, end: i64) -> rus
         }
         reached = endpoint;
     }
-    note(connection, RETIRED_ROUND, reached)?;
-    Ok(true)
+    Ok(Some(reached))
 }
 
 /// The pieces before `end` in which some lane has something waiting. Jumps from lane to lane and from piece to piece, so
@@ -382,8 +384,16 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
     let end: i64 = connection
         .prepare_cached("SELECT min(first_key) FROM piece WHERE number > ?1")?
         .query_row([number], |row| row.get(0))?;
-    if forget_dead_between(connection, piece.first_key, end)? {
-        return Ok(true);
+    let from = match noted_pair(connection, RETIRED_ROUND)? {
+        (of, reached) if of == number => reached,
+        _ => i64::MIN,
+    };
+    if from != i64::MAX {
+        let reached = forget_dead_between(connection, from, piece.first_key, end)?;
+        note_pair(connection, RETIRED_ROUND, (number, reached.unwrap_or(i64::MAX)))?;
+        if reached.is_some() {
+            return Ok(true);
+        }
     }
     connection.execute_batch(&format!(
         "DROP INDEX IF EXISTS message_{number}_app; DROP INDEX IF EXISTS attempt_{number}_endpoint;"

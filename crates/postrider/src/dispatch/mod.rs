@@ -181,7 +181,7 @@ impl Dispatch {
                 let Settled { mut settlement, verdict } = *settled;
                 if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
                     settlement.health = Some(step.health);
-                    settlement.disable = self.notices.of(settlement.id.endpoint, &step);
+                    settlement.disable = self.notices.of(settlement.id.endpoint, &step, now);
                 }
                 self.unsettled.push(settlement);
             }

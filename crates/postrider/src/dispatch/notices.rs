@@ -1,10 +1,10 @@
 //! What an endpoint's owner and the operator are told about its health, once per change.
 
-use crate::ids::IdCodec;
+use crate::{config::show_duration, ids::IdCodec};
 use postrider_engine::{
-    EndpointKey,
+    EndpointKey, Timestamp,
     policy::{
-        DisableReason,
+        Breaker, DisableReason,
         health::{BreakerMove, Notice, Step, Warning},
     },
 };
@@ -19,27 +19,26 @@ impl Notices {
     }
 
     /// Says what has changed, and whether the endpoint is to be disabled.
-    pub fn of(&self, endpoint: EndpointKey, step: &Step) -> Option<DisableReason> {
+    pub fn of(&self, endpoint: EndpointKey, step: &Step, now: Timestamp) -> Option<DisableReason> {
         let id = || self.ids.id_of(endpoint);
-        match step.breaker {
-            Some(BreakerMove::Opened { until }) => {
+        match (step.breaker, step.health.breaker) {
+            (Some(BreakerMove::Opened { until }), Breaker::Open { trips: 1, .. }) => {
                 metrics::counter!("postrider_breakers_opened_total").increment(1);
-                tracing::warn!(
-                    endpoint = id(),
-                    until = until.as_millis(),
-                    "the endpoint keeps failing: its breaker is open"
-                );
+                let pause = show_duration(until.since(now));
+                tracing::warn!(endpoint = id(), pause, "the endpoint keeps failing: its breaker is open");
             }
-            Some(BreakerMove::Closed) => {
-                tracing::info!(endpoint = id(), "the endpoint answers again: its breaker is closed")
+            // A probe failed: nothing has changed but the time.
+            (Some(BreakerMove::Opened { .. }), Breaker::Open { .. } | Breaker::Closed { .. }) => {}
+            (Some(BreakerMove::Closed), _) => {
+                tracing::info!(endpoint = id(), "the endpoint answers again: its breaker is closed");
             }
-            None => {}
+            (None, _) => {}
         }
         match step.notice? {
             Notice::Warning(Warning::FailingUntil { disable_at }) => {
                 tracing::warn!(
                     endpoint = id(),
-                    disable_at = disable_at.as_millis(),
+                    left = show_duration(disable_at.since(now)),
                     "the endpoint has been failing for long and will be disabled unless it answers"
                 );
                 None

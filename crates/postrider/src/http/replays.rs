@@ -9,7 +9,7 @@ use super::{
     error::{Error, HttpErrorOut, HttpValidationError},
     extract::{JsonBytes, Query, parse},
     fields::{Channel, Several, TypeName},
-    idempotency::{IdempotencyKey, answer, conclude},
+    idempotency::{IdempotencyKey, conclude},
     message_in::Tag,
     status::{MessageStatus, StatusClass},
     time::Time,
@@ -18,9 +18,9 @@ use crate::tokens::Capability;
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::Timestamp;
-use postrider_store::{Answer, ReplayFilter, TaskKind};
+use postrider_store::{Answer, ReplayFilter, TaskKind, TaskStatus};
 use serde::Deserialize;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -205,19 +205,24 @@ async fn cancel(
     let endpoint = app.endpoint(&api).await?.key.raw();
     let task = background_tasks::new_task(&api, app.key(), TaskKind::Cancel { endpoint, before: before.as_millis() });
     let done = task.key;
-    let prepared = Answer { status: StatusCode::NO_CONTENT.as_u16(), ..answer(StatusCode::NO_CONTENT, &()) };
-    let prepared = Answer { body: bytes::Bytes::new(), ..prepared };
+    let prepared = Answer { status: StatusCode::NO_CONTENT.as_u16(), body: bytes::Bytes::new() };
     let remember = key.remember(&app.principal, &body, &prepared);
     let written = api.store.start_task(task, remember).await;
-    // The first step takes what has not been sent yet out of the lane; the rest can be done behind.
-    if written.is_ok() {
-        api.store.advance_task(done, (api.clock)()).await?;
+    // Whoever calls messages back wants to know that none of them goes out any more. Only where there are very many is
+    // the rest done behind.
+    let began = (api.clock)();
+    while written.is_ok() && (api.clock)().since(began) < CANCEL_WAIT_MAX {
+        let state = api.store.advance_task(done, (api.clock)()).await?;
+        if state.is_none_or(|task| task.status != TaskStatus::Running) {
+            break;
+        }
     }
     api.tasks.wake();
     conclude(written, prepared)
 }
 
 const EVENT_TYPES_MAX: usize = 250;
+const CANCEL_WAIT_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,10 @@
 //! When each attempt would run, in JSON and as a picture.
 
 use crate::config::{Span, show_duration};
-use postrider_engine::policy::{Policy, preview};
+use postrider_engine::policy::{
+    Policy,
+    preview::{End, Planned, preview},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -37,7 +40,7 @@ pub struct PlannedOut {
 impl PreviewOut {
     pub fn of(policy: &Policy) -> Self {
         let preview = preview(policy);
-        let planned = |planned: &preview::Planned| PlannedOut {
+        let planned = |planned: &Planned| PlannedOut {
             attempt: planned.attempt,
             earliest: Span(planned.earliest),
             nominal: Span(planned.nominal),
@@ -84,12 +87,12 @@ impl PreviewOut {
     }
 }
 
-fn ends(end: preview::End) -> &'static str {
+fn ends(end: End) -> &'static str {
     match end {
-        preview::End::Attempts => "all attempts are used",
-        preview::End::Time => "the time runs out",
-        preview::End::Chance => "all attempts are used or the time runs out, whichever chance brings first",
-        preview::End::Unseen => "there are more attempts than are shown",
+        End::Attempts => "all attempts are used",
+        End::Time => "the time runs out",
+        End::Chance => "all attempts are used or the time runs out, whichever chance brings first",
+        End::Unseen => "there are more attempts than are shown",
     }
 }
 
