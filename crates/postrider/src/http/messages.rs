@@ -312,6 +312,7 @@ mod tests {
                 channels: Vec::new(),
                 tags: Vec::new(),
                 content_type: content_type.map(str::to_owned),
+                ordering_key: None,
                 payload: Bytes::from(payload),
             },
             payload_gone: false,
