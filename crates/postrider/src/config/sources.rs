@@ -296,7 +296,8 @@ mod tests {
         assert_eq!(settings.listen.to_string(), "127.0.0.1:8071");
         assert_eq!(settings.data, Path::new("./postrider-data"));
         assert_eq!(settings.body_max, 1 << 20);
-        assert_eq!(settings.retention.as_secs(), 90 * 86_400);
+        assert_eq!(settings.retention_payloads.as_secs(), 90 * 86_400);
+        assert_eq!(settings.retention_dead_letters.as_secs(), 30 * 86_400);
         assert_eq!(settings.shutdown_grace.as_secs(), 30);
         assert!(settings.allow_subnets.is_empty() && !settings.https_only);
     }

@@ -480,9 +480,9 @@ mod tests {
     use bytes::Bytes;
     use postrider_engine::{
         DeliveryId,
-        policy::{Class, DeathReason, Rule},
+        policy::{Class, DeathReason, DisableReason, Rule},
     };
-    use postrider_store::{AttemptRecord, Content};
+    use postrider_store::{AttemptRecord, Content, Disabled};
     use serde_json::json as value;
     use std::time::Duration;
 
@@ -506,6 +506,7 @@ mod tests {
                 response: Bytes::from_static(b"caf\xc3\xa9 \xff\x00"),
                 class: Class::Transient,
                 rule: Rule::ServerError,
+                held: None,
             },
             expunged: false,
             next: None,
@@ -524,6 +525,8 @@ mod tests {
                 channels: vec!["c".into()],
                 tags: vec!["t".into()],
                 content_type: None,
+                ordering_key: None,
+                deliver_at: None,
                 payload: Bytes::from(r#"{"secret":1}"#),
             },
             payload_gone: false,
@@ -539,11 +542,12 @@ mod tests {
             uid: None,
             url: "https://example.com/hook".into(),
             description: "billing".into(),
-            disabled: true,
+            disabled: Some(Disabled { why: DisableReason::Manual, at: NOW }),
             event_types: Some(vec!["invoice.paid".into()]),
             channels: None,
             metadata: Default::default(),
             rate_limit: Some(10),
+            rules: None,
             sealed: Vec::new(),
             created_at: NOW,
             updated_at: NOW,

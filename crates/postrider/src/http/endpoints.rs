@@ -77,7 +77,7 @@ pub struct EndpointIn {
 
 with_rules! {
 /// Without secret and headers, which have operations of their own.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointUpsertIn {
     #[schema(example = "https://example.com/webhooks")]
@@ -248,7 +248,8 @@ impl EndpointUpsertIn {
 
 impl EndpointIn {
     /// What the endpoint is, and what of it is to be sealed.
-    fn wanted(self, rules: &UrlRules<'_>, rng: &mut impl CryptoRng) -> Result<(Wanted, Private), Error> {
+    fn wanted(mut self, rules: &UrlRules<'_>, rng: &mut impl CryptoRng) -> Result<(Wanted, Private), Error> {
+        let own_rules = self.take_rules();
         let headers = endpoint_headers::check(self.headers.unwrap_or_default().0)?;
         let secret = self.secret.map_or_else(|| new_secret(rng), |secret| secret.0);
         let rest = EndpointUpsertIn {
@@ -263,16 +264,10 @@ impl EndpointIn {
             throttle_rate: self.throttle_rate,
             rate_limit: self.rate_limit,
             version: self.version,
-            retry_policy: self.retry_policy,
-            status_overrides: self.status_overrides,
-            timeouts: self.timeouts,
-            circuit_breaker: self.circuit_breaker,
-            max_in_flight: self.max_in_flight,
-            ordering: self.ordering,
-            signature: self.signature,
-            auto_disable: self.auto_disable,
+            ..EndpointUpsertIn::default()
         };
-        Ok((rest.wanted(rules)?, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
+        let wanted = Wanted { rules: own_rules, ..rest.wanted(rules)? };
+        Ok((wanted, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
     }
 }
 
@@ -633,6 +628,7 @@ mod tests {
     use rand_chacha::ChaCha20Rng;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000);
+    const PAUSED: Option<Disabled> = Some(Disabled { why: DisableReason::Manual, at: NOW });
 
     fn read(body: &str) -> Result<(Wanted, Private), Error> {
         let guard = AddressGuard::new(Vec::new());
@@ -654,11 +650,12 @@ mod tests {
             uid: Some("u".into()),
             url: "https://example.com/".into(),
             description: String::new(),
-            disabled: false,
+            disabled: None,
             event_types: Some(vec!["a".into()]),
             channels: Some(vec!["c".into()]),
             metadata: BTreeMap::new(),
             rate_limit: Some(3),
+            rules: None,
             sealed: vec![1],
             created_at: Timestamp::from_millis(0),
             updated_at: Timestamp::from_millis(0),
@@ -731,7 +728,7 @@ mod tests {
     fn a_patch_changes_what_it_names() {
         for (body, expected) in [
             ("{}", endpoint()),
-            (r#"{"uid":null,"disabled":true}"#, Endpoint { uid: None, disabled: true, ..endpoint() }),
+            (r#"{"uid":null,"disabled":true}"#, Endpoint { uid: None, disabled: PAUSED, ..endpoint() }),
             (r#"{"eventTypes":null}"#, Endpoint { event_types: None, ..endpoint() }),
             (r#"{"filterTypes":[]}"#, Endpoint { event_types: None, ..endpoint() }),
             (r#"{"eventTypes":["b"]}"#, Endpoint { event_types: Some(vec!["b".into()]), ..endpoint() }),

@@ -52,7 +52,6 @@ macro_rules! with_rules {
         }
 
         impl $name {
-            #[allow(dead_code, reason = "one body is turned into another that has the same fields")]
             fn take_rules(&mut self) -> $crate::http::rules::RulesPatch {
                 use std::mem::take;
                 $crate::http::rules::RulesPatch {

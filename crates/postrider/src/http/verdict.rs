@@ -264,6 +264,7 @@ mod tests {
                 response: Bytes::new(),
                 class,
                 rule,
+                held: None,
             },
             expunged: false,
             next: None,
