@@ -254,7 +254,9 @@ fn health_lines(health: &Value) -> String {
     if health["failingSince"].is_string() {
         lines.push(format!("failing  since {}", text(&health["failingSince"])));
     }
-    lines.push(waiting_line(&health["backlog"]));
+    if health["backlog"].is_object() {
+        lines.push(waiting_line(&health["backlog"]));
+    }
     lines.join("\n")
 }
 
@@ -283,7 +285,7 @@ async fn resume(args: Resume) -> anyhow::Result<()> {
     let answer = app.post(&["endpoint", endpoint, "resume"], &body).await?;
     if answer.status == StatusCode::ACCEPTED {
         let wait = if args.no_wait { Wait::No } else { Wait::UntilDone };
-        return tasks::started(&app.client, &*answer.raw()?, form, wait).await;
+        return tasks::started(&app.client, &answer.raw()?, form, wait).await;
     }
     show_health(&answer, form)
 }

@@ -156,6 +156,7 @@ fn heading(message: &Value) -> Vec<String> {
         ("event     ", "eventType"),
         ("event id  ", "eventId"),
         ("accepted  ", "timestamp"),
+        ("due from  ", "deliverAt"),
         ("order     ", "orderingKey"),
     ] {
         if let Some(text) = message[name].as_str() {

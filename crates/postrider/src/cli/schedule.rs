@@ -131,8 +131,9 @@ fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
             Ok(()) => return Ok(value),
             Err(tail) => tail.to_string(),
         },
+        // Where the text ends too early, no path is known.
         Err(fault) => match fault.path().to_string().as_str() {
-            "." => fault.inner().to_string(),
+            "." | "?" => fault.inner().to_string(),
             path => format!("{path}: {}", fault.inner()),
         },
     };
@@ -156,7 +157,8 @@ fn list(form: Form) -> anyhow::Result<()> {
         }
         Form::Text => {
             let rows = rows.map(|(preset, attempts_max, total_max)| {
-                vec![preset.name.to_owned(), attempts_max.to_string(), total_max, preset.about.to_owned()]
+                let gist = preset.about.split_inclusive(". ").next().unwrap_or_default().trim_end();
+                vec![preset.name.to_owned(), attempts_max.to_string(), total_max, gist.to_owned()]
             });
             print::rows(&["PRESET", "ATTEMPTS", "WITHIN", "ABOUT"], rows.collect(), "no presets")?;
         }

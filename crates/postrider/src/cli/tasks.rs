@@ -109,12 +109,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             if wait {
                 return follow(&client, &one.task, one.output.form()).await;
             }
-            show(&*client.get(&path(&one.task), &[]).await?.raw()?, one.output.form())
+            show(&client.get(&path(&one.task), &[]).await?.raw()?, one.output.form())
         }
         Command::Cancel(one) => {
             let client = Client::new(&one.server)?;
             let answer = client.post(&["background-task", &one.task, "cancel"], &serde_json::json!({})).await?;
-            show(&*answer.raw()?, one.output.form())
+            show(&answer.raw()?, one.output.form())
         }
     }
 }
