@@ -275,10 +275,10 @@ pub fn judge(figures: &Figures, faults: Faults) -> Vec<Verdict> {
     let parking = figures.parking.as_ref();
     verdicts.extend([
         at_most(
-            "pausing a full lane / an empty one: at most 2",
-            parking.map(|parking| parking.full.pause_ms / parking.empty.pause_ms),
-            2.0,
-            "",
+            "pausing a full lane, longer than an empty one: at most 5 ms",
+            parking.map(|parking| parking.full.pause_ms - parking.empty.pause_ms),
+            5.0,
+            " ms",
         ),
         at_most(
             "a full lane's breaker is open, CPU of one core: at most 0.01",
