@@ -156,8 +156,14 @@ async fn benchmark(args: &Args) -> Result<Report> {
     }
     let server = version(&launcher.binary).await;
     let progress = Progress::new(settings.steps());
-    let mut bench =
-        Bench { settings, launcher, receiver: Receiver::start().await?, progress, faults: Faults::default() };
+    let mut bench = Bench {
+        settings,
+        launcher,
+        receiver: Receiver::start().await?,
+        progress,
+        faults: Faults::default(),
+        late_wanted: 0,
+    };
     let figures = bench.run().await?;
     bench.progress.finish();
     let verdicts = judge(&figures, bench.faults);

@@ -32,8 +32,8 @@ pub struct Parking {
     pub cpu_share_open: f64,
     pub rss_paused_mib: f64,
     pub rss_open_mib: f64,
-    /// From the answer that opened the breaker until the API shows it open.
-    pub opened_after_ms: f64,
+    /// Requests until the breaker opened.
+    pub failures: u64,
     /// Requests between the end of the cool-down and its closing.
     pub probes: u64,
 }
@@ -69,19 +69,17 @@ impl Lane<'_> {
         Ok(used.as_secs_f64() / start.elapsed().as_secs_f64())
     }
 
-    /// Lets the lane run into a failing receiver until its breaker opens, and tells how long after the last answer.
-    pub async fn trip(&self) -> Result<Duration> {
+    /// Lets the lane run into a failing receiver until its breaker opens, and tells how many requests that took.
+    pub async fn trip(&self) -> Result<u64> {
         self.receiver.turn(Temper::Failing);
+        let before = self.receiver.requests();
         self.server.steer(self.application, self.endpoint, "resume", json!({"deliver": "all"})).await?;
         let start = Instant::now();
-        let mut last = (self.receiver.requests(), Instant::now());
         while self.server.health(self.application, self.endpoint).await? != "tripped" {
             ensure!(start.elapsed() < PATIENCE, "the breaker did not open");
-            if self.receiver.requests() != last.0 {
-                last = (self.receiver.requests(), Instant::now());
-            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        Ok(last.1.elapsed())
+        Ok(self.receiver.requests() - before)
     }
 
     /// Waits until the breaker has closed again, and tells how many requests that took.

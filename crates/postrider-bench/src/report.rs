@@ -275,10 +275,10 @@ pub fn judge(figures: &Figures, faults: Faults) -> Vec<Verdict> {
     let parking = figures.parking.as_ref();
     verdicts.extend([
         at_most(
-            "pausing a full lane / an empty one: at most 2",
-            parking.map(|parking| parking.full.pause_ms / parking.empty.pause_ms),
-            2.0,
-            "",
+            "pausing a full lane, longer than an empty one: at most 5 ms",
+            parking.map(|parking| parking.full.pause_ms - parking.empty.pause_ms),
+            5.0,
+            " ms",
         ),
         at_most(
             "a full lane's breaker is open, CPU of one core: at most 0.01",
@@ -367,7 +367,7 @@ impl Report {
         if let Some(parking) = &self.figures.parking {
             let _ = writeln!(
                 text,
-                "\n{} waiting in one lane: pause {:.2} ms, resume {:.2} ms (with an empty lane {:.2} and {:.2}); CPU of one core {:.4} paused, {:.4} with its breaker open; RSS {:.1} and {:.1} MiB; open {:.1} ms after the last answer; {} probe when its time was up",
+                "\n{} waiting in one lane: pause {:.2} ms, resume {:.2} ms (with an empty lane {:.2} and {:.2}); CPU of one core {:.4} paused, {:.4} with its breaker open; RSS {:.1} and {:.1} MiB; open after {} failures; {} probe when its time was up",
                 parking.waiting,
                 parking.full.pause_ms,
                 parking.full.resume_ms,
@@ -377,7 +377,7 @@ impl Report {
                 parking.cpu_share_open,
                 parking.rss_paused_mib,
                 parking.rss_open_mib,
-                parking.opened_after_ms,
+                parking.failures,
                 parking.probes
             );
         }

@@ -75,6 +75,8 @@ pub struct Bench {
     pub receiver: Receiver,
     pub progress: Progress,
     pub faults: Faults,
+    /// Arrivals after the end of their measurement that are part of the story.
+    pub late_wanted: u64,
 }
 
 impl Bench {
@@ -94,7 +96,7 @@ impl Bench {
         if self.wants(Scenario::Parking) {
             figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
         }
-        self.faults.duplicated += self.receiver.late();
+        self.faults.duplicated += self.receiver.late() - self.late_wanted;
         self.faults.damaged += self.receiver.damaged();
         Ok(figures)
     }
@@ -304,14 +306,16 @@ impl Bench {
         let waiting = server.waiting(full.application, full.endpoint).await?;
 
         self.progress.step("pausing, resuming and tripping it");
+        let late_before = self.receiver.late();
         let cpu_share_paused = full.cpu_share_at_rest().await?;
         let rss_paused_mib = server.memory()?.rss_mib;
         let (full_held, empty_held) = (full.pause_and_resume().await?, empty.pause_and_resume().await?);
-        let opened_after = full.trip().await?;
+        let failures = full.trip().await?;
         let cpu_share_open = full.cpu_share_at_rest().await?;
         let rss_open_mib = server.memory()?.rss_mib;
         let probes = full.recover().await?;
         server.end(Stop::Killed).await?;
+        self.late_wanted += self.receiver.late() - late_before;
         Ok(Parking {
             waiting,
             full: full_held,
@@ -320,7 +324,7 @@ impl Bench {
             cpu_share_open,
             rss_paused_mib,
             rss_open_mib,
-            opened_after_ms: opened_after.as_secs_f64() * 1e3,
+            failures,
             probes,
         })
     }

@@ -98,8 +98,6 @@ pub struct NewMessage {
     pub owed: Vec<EndpointKey>,
     /// Those of them that get everything in order, and count it.
     pub fifo: Vec<EndpointKey>,
-    /// Not to be sent before.
-    pub deliver_at: Option<Timestamp>,
     pub idempotency: Option<Idempotency>,
 }
 
@@ -114,6 +112,8 @@ pub struct Content {
     pub content_type: Option<String>,
     /// Messages of one key reach an endpoint in the order in which they were accepted.
     pub ordering_key: Option<String>,
+    /// Not to be sent before.
+    pub deliver_at: Option<Timestamp>,
     /// The bytes as they came, and as they will be sent.
     pub payload: Bytes,
 }

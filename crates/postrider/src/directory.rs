@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use postrider_engine::{
     AppKey, EndpointKey, Timestamp,
     lanes::LaneSettings,
-    policy::{Layer, Policy, Rules},
+    policy::{Layer, Rules},
 };
 use postrider_signature::SigningKey;
 use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
@@ -83,13 +83,13 @@ impl Directory {
     }
 
     /// How a message of this type is delivered to an endpoint.
-    pub async fn policy(&self, endpoint: &Arc<EndpointEntry>, event_type: &str) -> Result<PolicyOf, StoreError> {
+    pub async fn rules(&self, endpoint: &Arc<EndpointEntry>, event_type: &str) -> Result<RulesOf, StoreError> {
         let layers = self.event_layers().await?;
-        let Some(layer) = layers.get(event_type) else { return Ok(PolicyOf::Endpoint(Arc::clone(endpoint))) };
+        let Some(layer) = layers.get(event_type) else { return Ok(RulesOf::Endpoint(Arc::clone(endpoint))) };
         let app = self.application(&By::Key(endpoint.lane.app)).await?;
         let further = app.as_ref().map(|app| &app.layer);
         let rules = Rules::resolve(std::iter::once(&*self.rules).chain(further).chain([&endpoint.layer, layer]));
-        Ok(PolicyOf::EventType(Box::new(rules.policy)))
+        Ok(RulesOf::EventType(Box::new(rules)))
     }
 
     /// The longest that anything may wait untried for this endpoint, of whatever type it is.
@@ -257,19 +257,19 @@ impl Directory {
     }
 }
 
-/// The policy that a delivery goes by, and whose it is.
-pub enum PolicyOf {
+/// The rules that a delivery goes by, and whose they are.
+pub enum RulesOf {
     Endpoint(Arc<EndpointEntry>),
-    EventType(Box<Policy>),
+    EventType(Box<Rules>),
 }
 
-impl std::ops::Deref for PolicyOf {
-    type Target = Policy;
+impl std::ops::Deref for RulesOf {
+    type Target = Rules;
 
-    fn deref(&self) -> &Policy {
+    fn deref(&self) -> &Rules {
         match self {
-            Self::Endpoint(endpoint) => &endpoint.rules.policy,
-            Self::EventType(policy) => policy,
+            Self::Endpoint(endpoint) => &endpoint.rules,
+            Self::EventType(rules) => rules,
         }
     }
 }

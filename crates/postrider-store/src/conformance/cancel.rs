@@ -190,9 +190,8 @@ pub async fn what_has_waited_too_long_expires<H: Harness>() {
     stage.store().spill(unordered(vec![untried, young]), at(1_000)).await.unwrap();
     stage.store().spill(unordered(vec![scheduled(stage.endpoints[1], untried.message)]), at(1_000)).await.unwrap();
     stage.store().resend(untried.message, stage.endpoints[0], at(1_000), None).await.unwrap();
-    let later =
-        NewMessage { deliver_at: Some(at(2 * DAY)), owed: vec![stage.endpoints[0]], ..message(stage.app, at(1_000)) };
-    let later = stage.first(accept(stage.store(), later).await);
+    let delayed = NewMessage { owed: vec![stage.endpoints[0]], ..message(stage.app, at(1_000)) };
+    let later = stage.first(accept(stage.store(), later(delayed, Some(at(2 * DAY)))).await);
 
     expire_all(&stage, at(2), at(HOUR - 1)).await;
     assert_eq!(stage.store().counts().await.unwrap().dead, 0, "not before its time");

@@ -155,9 +155,13 @@ pub fn message(app: AppKey, at: Timestamp) -> NewMessage {
         payload_expires_at: None,
         owed: Vec::new(),
         fifo: Vec::new(),
-        deliver_at: None,
         idempotency: None,
     }
+}
+
+/// The same, not to be sent before `deliver_at`.
+pub fn later(message: NewMessage, deliver_at: Option<Timestamp>) -> NewMessage {
+    NewMessage { content: Content { deliver_at, ..message.content }, ..message }
 }
 
 pub fn content(payload: &'static [u8]) -> Content {
@@ -168,6 +172,7 @@ pub fn content(payload: &'static [u8]) -> Content {
         tags: Vec::new(),
         content_type: None,
         ordering_key: None,
+        deliver_at: None,
         payload: Bytes::from_static(payload),
     }
 }

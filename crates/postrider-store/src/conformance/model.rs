@@ -108,8 +108,9 @@ impl Model {
     }
 
     pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
-        let NewMessage { app, at, content, payload_expires_at, owed, fifo, deliver_at, idempotency } = message;
+        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency } = message;
         let order = content.ordering_key.as_deref().map(OrderKey::of);
+        let deliver_at = content.deliver_at;
         let mut sequences = Vec::new();
         for endpoint in owed.iter().filter(|endpoint| order.is_some() || fifo.contains(endpoint)) {
             let counter = order.filter(|_| !fifo.contains(endpoint));

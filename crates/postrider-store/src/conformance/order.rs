@@ -257,8 +257,8 @@ pub async fn what_is_to_be_delivered_later_waits_for_its_time<H: Harness>() {
     let stage = Stage::<H>::set(2).await;
     let mut committed = stage.store().committed();
     while committed.try_recv().is_ok() {}
-    let later = NewMessage { deliver_at: Some(at(DAY)), ..stage.keyed(Some("a")) };
-    let message = accept(stage.store(), later.clone()).await;
+    let delayed = later(stage.keyed(Some("a")), Some(at(DAY)));
+    let message = accept(stage.store(), delayed.clone()).await;
     let news = committed.try_recv().expect("it is announced");
     let announced: Vec<_> = news
         .iter()
@@ -270,6 +270,8 @@ pub async fn what_is_to_be_delivered_later_waits_for_its_time<H: Harness>() {
     assert_eq!(announced, stage.endpoints.iter().map(|endpoint| (*endpoint, at(DAY))).collect::<Vec<_>>());
     let id = stage.first(message);
     assert_eq!(stage.state(id).await, DeliveryState::Pending { due: Some(at(DAY)) });
+    let kept = stage.store().message(stage.app, By::Key(message)).await.unwrap().expect("it was accepted");
+    assert_eq!(kept.content.deliver_at, Some(at(DAY)));
 
     let stage = stage.crash(at(10)).await;
     assert_eq!(load(stage.store(), id.endpoint, at(DAY - 1)).await, [], "nor does a restart hurry it");
@@ -280,14 +282,14 @@ pub async fn what_is_to_be_delivered_later_waits_for_its_time<H: Harness>() {
     assert_eq!(waiting.letter.accepted_at, START);
 
     let mut committed = stage.store().committed();
-    let now = accept(stage.store(), NewMessage { deliver_at: Some(START), ..later }).await;
+    let now = accept(stage.store(), later(delayed, Some(START))).await;
     let news = committed.try_recv().expect("it is announced");
     assert!(matches!(&news[..], [Committed::Message { letter, .. }] if letter.message == now), "{news:?}");
 }
 
 /// The numbers that a message has, as they are handed over.
 async fn numbers(store: &dyn Store, message: NewMessage) -> Vec<(EndpointKey, u64)> {
-    let id = accept(store, NewMessage { deliver_at: None, ..message.clone() }).await;
+    let id = accept(store, later(message.clone(), None)).await;
     let lane = message.owed[0];
     store.spill(vec![(scheduled(lane, id), None)], START).await.unwrap();
     let loaded = load_in(store, lane, Ordering::None, START).await;

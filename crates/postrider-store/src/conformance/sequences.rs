@@ -409,6 +409,7 @@ impl<H: Harness> Play<H> {
             tags: (0..2).filter(|bit| look & (16 << bit) != 0).map(|bit| format!("tag {bit}")).collect(),
             content_type: (look & 64 != 0).then(|| "text/plain".to_owned()),
             ordering_key: ordering_key.map(|key| format!("key {key}")),
+            deliver_at: deliver_in.map(|span| self.now.plus(span)),
             payload: Bytes::from(vec![look; usize::from(look)]),
         };
         let message = NewMessage {
@@ -418,7 +419,6 @@ impl<H: Harness> Play<H> {
             payload_expires_at: expires_in.map(|span| self.now.plus(span)),
             owed: chosen(owed),
             fifo: chosen(fifo),
-            deliver_at: deliver_in.map(|span| self.now.plus(span)),
             idempotency: key.map(idempotency),
         };
         self.hear();
@@ -429,7 +429,7 @@ impl<H: Harness> Play<H> {
                 assert!(newest < Some(&key), "keys grow: {key:?} after {newest:?}");
                 self.messages.push(key);
                 let owed = message.owed.clone();
-                let later = message.deliver_at.filter(|due| *due > self.now);
+                let later = message.content.deliver_at.filter(|due| *due > self.now);
                 self.model.accept(key, message);
                 match later {
                     None => self.hear_of_message(key, owed),

@@ -29,6 +29,8 @@ pub struct Extra {
     pub content_type: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordering_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deliver_at: Option<i64>,
     /// Endpoints, and the number that the message has there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<(i64, u64)>,
@@ -65,11 +67,11 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
     let sequences = count(batch, &message, order)?;
     insert(batch, key, &message, &sequences)?;
 
-    let NewMessage { app, at, content, owed, deliver_at, idempotency, .. } = message;
+    let NewMessage { app, at, content, owed, idempotency, .. } = message;
     if let Some(idempotency) = idempotency {
         batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
     }
-    if let Some(due) = deliver_at.filter(|due| *due > at) {
+    if let Some(due) = content.deliver_at.filter(|due| *due > at) {
         batch.hand_over(key, &[]);
         for endpoint in owed {
             let id = DeliveryId { endpoint, message: MessageKey::new(key), trigger: Trigger::Scheduled };
@@ -124,13 +126,15 @@ pub const WHOLE_LANE: i64 = 0;
 
 fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(EndpointKey, u64)]) -> rusqlite::Result<()> {
     let (connection, piece) = (&batch.transaction, batch.current_piece());
-    let Content { event_type, event_id, channels, tags, content_type, ordering_key, payload } = &message.content;
+    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, payload } =
+        &message.content;
     let extra = Extra {
         event_id: event_id.clone(),
         channels: channels.clone(),
         tags: tags.clone(),
         content_type: content_type.clone(),
         ordering_key: ordering_key.clone(),
+        deliver_at: deliver_at.map(Timestamp::as_millis),
         sequences: sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
@@ -223,6 +227,7 @@ pub fn content(
         tags: extra.tags,
         content_type: extra.content_type,
         ordering_key: extra.ordering_key,
+        deliver_at: extra.deliver_at.map(Timestamp::from_millis),
         payload: payload.map(Bytes::from).unwrap_or_default(),
     };
     Ok((content, gone))

@@ -435,7 +435,6 @@ mod tests {
             payload_expires_at: None,
             owed: vec![on],
             fifo: vec![on],
-            deliver_at: None,
             idempotency: Some(Idempotency { key: [9; 16], request: [8; 16], chosen: true }),
         };
         assert_eq!(store.accept(repeat).await.unwrap(), Accepted::Before(keys[1]));

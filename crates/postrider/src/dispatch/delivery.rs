@@ -2,7 +2,7 @@
 
 use crate::{
     clock,
-    directory::{Directory, EndpointEntry, PolicyOf},
+    directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
     transport::{Exchange, Request, Transport},
 };
@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
     Answer, Outcome, Timestamp, Trigger,
     lanes::{Held, Parcel},
-    policy::{self, Class, DeathReason, Next, Rule, SignatureForm, Verdict},
+    policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
 use postrider_store::{AttemptRecord, Letter, Settlement, StoreError};
@@ -64,24 +64,24 @@ impl Carrier {
     /// Tries once, and says what becomes of the delivery.
     pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settled {
         let started = clock::now();
-        let (endpoint, policy) = match self.rules_of(&parcel).await {
+        let (endpoint, rules) = match self.rules_of(&parcel).await {
             Ok(Some(found)) => found,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
             // Our own trouble: nobody was called, and nothing is charged.
             Err(_) => return Settled::untouched(&parcel, started),
         };
-        let expired = policy.is_expired(parcel.progress, parcel.queued_at, started);
+        let expired = rules.policy.is_expired(parcel.progress, parcel.queued_at, started);
         if expired && parcel.id.trigger == Trigger::Scheduled {
             return self.end_untried(parcel, DeathReason::Expired, started);
         }
         let Some(payload) = parcel.cargo.payload.clone() else {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
-        let exchange = self.exchange(&endpoint, &parcel, payload, started).await;
+        let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
         let times = (started, started.plus(exchange.duration));
         let verdict = {
             let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-            policy::judge(&policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
+            policy::judge(&rules.policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
         };
         self.settle(parcel, &endpoint, &exchange, verdict, times)
     }
@@ -91,19 +91,20 @@ impl Carrier {
         self.end_untried(parcel, DeathReason::Breaker, clock::now())
     }
 
-    /// The endpoint, and the policy of this delivery. `None`: the endpoint was deleted.
-    async fn rules_of(&self, parcel: &Parcel<Cargo>) -> Result<Option<(Arc<EndpointEntry>, PolicyOf)>, StoreError> {
+    /// The endpoint, and the rules of this delivery. `None`: the endpoint was deleted.
+    async fn rules_of(&self, parcel: &Parcel<Cargo>) -> Result<Option<(Arc<EndpointEntry>, RulesOf)>, StoreError> {
         let Some(endpoint) = self.directory.endpoint(parcel.id.endpoint).await? else { return Ok(None) };
         if !endpoint.is_whole {
             return Err(StoreError::Database("the endpoint's secrets cannot be opened".to_owned()));
         }
-        let policy = self.directory.policy(&endpoint, &parcel.cargo.event_type).await?;
-        Ok(Some((endpoint, policy)))
+        let rules = self.directory.rules(&endpoint, &parcel.cargo.event_type).await?;
+        Ok(Some((endpoint, rules)))
     }
 
     async fn exchange(
         &self,
         endpoint: &EndpointEntry,
+        rules: &Rules,
         parcel: &Parcel<Cargo>,
         body: Bytes,
         now: Timestamp,
@@ -116,8 +117,8 @@ impl Carrier {
                         url,
                         headers,
                         body,
-                        timeouts: endpoint.rules.timeouts,
-                        redirects_max: endpoint.rules.redirects_max,
+                        timeouts: rules.timeouts,
+                        redirects_max: rules.redirects_max,
                         kept_across_hosts: &KEPT_ACROSS_HOSTS,
                     })
                     .await

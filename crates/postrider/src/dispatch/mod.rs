@@ -22,7 +22,12 @@ use postrider_engine::{
     policy::{DisableRules, Health, Next, Ordering, Progress},
 };
 use postrider_store::{By, Cancelled, Committed, Loaded, Settlement, Store, StoreError, Waiting};
-use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -60,6 +65,8 @@ pub struct Dispatch {
     /// Settled by the engine, waiting for the commit before theirs to end.
     unsettled: Vec<Settlement>,
     committing: bool,
+    /// Lanes that had something waiting when the last run ended and have not been opened since.
+    unopened: HashMap<EndpointKey, Timestamp>,
     notices: Notices,
     in_flight: metrics::Gauge,
 }
@@ -84,6 +91,7 @@ impl Dispatch {
             inbox,
             unsettled: Vec::new(),
             committing: false,
+            unopened: HashMap::new(),
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
         }
     }
@@ -91,8 +99,10 @@ impl Dispatch {
     /// Runs until told to stop and what is on the network has been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
-        self.take_over_healths().await;
-        self.find_lanes();
+        tokio::select! {
+            () = self.take_over() => {}
+            _ = stop.changed() => return,
+        }
         let mut stopping = false;
         loop {
             let now = clock::now();
@@ -137,9 +147,13 @@ impl Dispatch {
                 let promise = Promise::new(self.events.clone(), &parcel, now);
                 tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
             }
-            Command::Bury(parcel) => {
-                let _ = self.events.send(Event::Answered(Box::new(self.carrier.end_by_breaker(parcel))));
-            }
+            Command::Bury(parcel) => match parcel.id.trigger {
+                Trigger::Scheduled => {
+                    let _ = self.events.send(Event::Answered(Box::new(self.carrier.end_by_breaker(parcel))));
+                }
+                // Whoever asked for it wants to see it tried.
+                Trigger::Manual => self.carry_out(Command::Send(parcel), now),
+            },
             Command::Load { endpoint, ordering, limit } => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
@@ -189,6 +203,10 @@ impl Dispatch {
                 self.committing = false;
                 for settlement in batch.iter() {
                     self.engine.settled(settlement.id, due(settlement.next), now);
+                    // The lane has shut itself already; what holds from now on is what was written.
+                    if settlement.disable.is_some() {
+                        self.reread_endpoint(settlement.id.endpoint);
+                    }
                 }
             }
             Event::Loaded(endpoint, loaded) => {
@@ -198,7 +216,10 @@ impl Dispatch {
             }
             Event::LoadFailed(endpoint) => self.engine.load_failed(endpoint, now, STORE_PAUSE),
             Event::Spilled(deliveries) => self.engine.spilled(&deliveries, now),
-            Event::LaneFound { endpoint, settings, due } => self.engine.expect(endpoint, settings, due, now),
+            Event::LaneFound { endpoint, settings, due } => {
+                self.unopened.remove(&endpoint);
+                self.engine.expect(endpoint, settings, due, now);
+            }
             Event::HealthFound { endpoint, settings, health } => {
                 self.engine.set_health(endpoint, settings, health, now);
             }
@@ -215,6 +236,9 @@ impl Dispatch {
                     let weight = PARCEL_BYTES + letter.payload.as_ref().map_or(0, bytes::Bytes::len);
                     for endpoint in owed {
                         let settings = self.settings_of(endpoint, letter.app);
+                        if let Some(due) = self.unopened.remove(&endpoint) {
+                            self.engine.expect(endpoint, settings, due, now);
+                        }
                         let parcel = Parcel {
                             id: DeliveryId { endpoint, message: letter.message, trigger: Trigger::Scheduled },
                             cycle: 0,
@@ -231,7 +255,11 @@ impl Dispatch {
                         self.engine.hand_over(parcel, settings, now);
                     }
                 }
-                Committed::Waiting { endpoint, due } => self.find_lane(endpoint, due),
+                Committed::Waiting { endpoint, due } => match self.directory.endpoint_at_hand(endpoint) {
+                    // At once, because what is committed next may belong behind it.
+                    Some(entry) => self.engine.expect(endpoint, entry.lane, due, now),
+                    None => self.find_lane(endpoint, due),
+                },
                 Committed::Settings { app } => self.reread(app),
                 Committed::EventTypes => self.directory.event_types_changed(),
                 Committed::Health { endpoint } => self.find_health(endpoint),
@@ -267,6 +295,18 @@ impl Dispatch {
         });
     }
 
+    fn reread_endpoint(&self, endpoint: EndpointKey) {
+        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move {
+            let Some(entry) = insist(|| directory.endpoint(endpoint)).await else { return };
+            let app = entry.lane.app;
+            directory.changed(app);
+            let by = By::Key(app);
+            let entry = insist(|| directory.application(&by)).await;
+            let _ = events.send(Event::AppChanged(app, entry));
+        });
+    }
+
     /// Gives every lane of an application its settings. Lanes whose endpoint is gone are freed, so that what they
     /// hold comes to its end.
     fn adopt(&mut self, app: AppKey, entry: Option<Arc<AppEntry>>, now: Timestamp) {
@@ -276,18 +316,28 @@ impl Dispatch {
             self.engine.set_lane(endpoint.key, endpoint.lane, now);
         }
         for endpoint in left {
+            self.engine.set_health(endpoint, gone_lane(app), Health::default(), now);
             self.engine.set_lane(endpoint, gone_lane(app), now);
         }
         self.tasks.wake();
     }
 
-    /// Before anything is sent, the breakers must be as they were.
-    async fn take_over_healths(&mut self) {
+    /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
+    /// what is new belongs behind it.
+    async fn take_over(&mut self) {
         for (endpoint, health) in insist(|| self.store.healths()).await {
             if let Some(entry) = insist(|| self.directory.endpoint(endpoint)).await {
                 self.engine.set_health(endpoint, entry.lane, health, clock::now());
             }
         }
+        let found = insist(|| self.store.lanes()).await;
+        self.unopened = found.iter().map(|lane| (lane.endpoint, lane.next_due)).collect();
+        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
+        tokio::spawn(async move {
+            for lane in found {
+                announce_lane(&directory, &events, lane.endpoint, lane.next_due).await;
+            }
+        });
     }
 
     fn find_health(&self, endpoint: EndpointKey) {
@@ -296,16 +346,6 @@ impl Dispatch {
             let health = insist(|| store.health(endpoint)).await;
             if let Some(entry) = insist(|| directory.endpoint(endpoint)).await {
                 let _ = events.send(Event::HealthFound { endpoint, settings: entry.lane, health });
-            }
-        });
-    }
-
-    /// Finds the lanes that had something waiting when the last run ended.
-    fn find_lanes(&self) {
-        let (store, directory, events) = (Arc::clone(&self.store), Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            for lane in insist(|| store.lanes()).await {
-                announce_lane(&directory, &events, lane.endpoint, lane.next_due).await;
             }
         });
     }

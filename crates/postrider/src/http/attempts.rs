@@ -526,6 +526,7 @@ mod tests {
                 tags: vec!["t".into()],
                 content_type: None,
                 ordering_key: None,
+                deliver_at: None,
                 payload: Bytes::from(r#"{"secret":1}"#),
             },
             payload_gone: false,

@@ -53,7 +53,9 @@ pub struct HealthOut {
     /// When it will be disabled unless it answers before.
     #[serde(skip_serializing_if = "Option::is_none")]
     disable_at: Option<Time>,
-    backlog: BacklogOut,
+    /// Where the health was asked for; a change is not held up by counting.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backlog: Option<BacklogOut>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -159,7 +161,7 @@ async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Health
         failing_since: health.failing_since.map(Time),
         permanent_streak: health.permanent_streak,
         disable_at: disable_at.map(Time),
-        backlog: backlog_of(api, endpoint, None).await?,
+        backlog: None,
     })
 }
 
@@ -228,7 +230,8 @@ fn reason_name(why: DisableReason) -> &'static str {
 async fn health(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    Ok(json(StatusCode::OK, &health_of(&api, &app, &endpoint).await?))
+    let backlog = Some(backlog_of(&api, &endpoint, None).await?);
+    Ok(json(StatusCode::OK, &HealthOut { backlog, ..health_of(&api, &app, &endpoint).await? }))
 }
 
 /// Set an endpoint's health back: its breaker is closed, and its failures are forgotten.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ids::is_name,
-    rules::{RetryPolicy, Rules},
+    rules::{RetryPolicy, Rules, StatusOverrides, TimeoutsIn},
     tokens::Principal,
 };
 use axum::{
@@ -56,6 +56,12 @@ pub struct EventTypeIn {
     #[serde(default)]
     #[schema(value_type = Option<RetryPolicy>)]
     retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -73,10 +79,16 @@ pub struct EventTypeUpsertIn {
     feature_flags: Option<Flags>,
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Option<TypeName>,
-    /// Kept if absent, taken away with null.
+    /// Kept if absent, taken away with null; as are the next two.
     #[serde(default)]
     #[schema(value_type = Option<RetryPolicy>)]
     retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -104,6 +116,12 @@ pub struct EventTypePatch {
     #[serde(default)]
     #[schema(value_type = Option<RetryPolicy>)]
     retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -119,8 +137,9 @@ pub struct EventTypeOut {
     feature_flags: Option<Vec<String>>,
     #[schema(deprecated)]
     feature_flag: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_policy: Option<RetryPolicy>,
+    /// How its messages are delivered, where that is not as their endpoint says.
+    #[serde(flatten)]
+    rules: Rules,
     created_at: Time,
     updated_at: Time,
 }
@@ -159,7 +178,7 @@ impl EventTypeOut {
             group_name: event_type.group_name,
             feature_flag: event_type.feature_flags.as_ref().and_then(|flags| flags.first().cloned()),
             feature_flags: event_type.feature_flags,
-            retry_policy: Rules::stored(event_type.rules.as_deref()).retry_policy,
+            rules: Rules::stored(event_type.rules.as_deref()),
             created_at: Time(event_type.created_at),
             updated_at: Time(event_type.updated_at),
         }
@@ -177,6 +196,8 @@ impl EventTypeIn {
             feature_flags: self.feature_flags,
             feature_flag: self.feature_flag,
             retry_policy: self.retry_policy,
+            status_overrides: self.status_overrides,
+            timeouts: self.timeouts,
         };
         rest.create(self.name.0, now)
     }
@@ -193,7 +214,7 @@ impl EventTypeUpsertIn {
             feature_flags: flags(self.feature_flags, self.feature_flag)?,
             group_name: self.group_name.map(|name| name.0),
             schemas: self.schemas.map(|schemas| schemas.0),
-            rules: with_policy(None, self.retry_policy),
+            rules: own_rules(self.retry_policy, self.status_overrides, self.timeouts).apply(None).to_store(),
             created_at: now,
             updated_at: now,
         })
@@ -203,7 +224,8 @@ impl EventTypeUpsertIn {
 impl EventTypePatch {
     fn apply(self, old: &EventType, now: Timestamp) -> Result<EventType, Error> {
         let mut new = next(old, old.clone(), now);
-        new.rules = with_policy(old.rules.as_deref(), self.retry_policy);
+        let rules = own_rules(self.retry_policy, self.status_overrides, self.timeouts);
+        new.rules = rules.apply(old.rules.as_deref()).to_store();
         if let Some(Description(description)) = self.description {
             new.description = description;
         }
@@ -230,9 +252,13 @@ pub fn next(old: &EventType, new: EventType, now: Timestamp) -> EventType {
     EventType { version: old.version + 1, created_at: old.created_at, updated_at: now, ..new }
 }
 
-/// The stored rules, with what a body says about the retry policy.
-pub fn with_policy(stored: Option<&str>, policy: Patch<RetryPolicy>) -> Option<String> {
-    RulesPatch { retry_policy: policy, ..RulesPatch::default() }.apply(stored).to_store()
+/// What an event type can say: all that concerns one delivery, and nothing that concerns an endpoint as a whole.
+pub fn own_rules(
+    retry_policy: Patch<RetryPolicy>,
+    status_overrides: Patch<StatusOverrides>,
+    timeouts: Patch<TimeoutsIn>,
+) -> RulesPatch {
+    RulesPatch { retry_policy, status_overrides, timeouts, ..RulesPatch::default() }
 }
 
 pub fn check_rules(api: &Api, event_type: &EventType) -> Result<(), Error> {
@@ -395,11 +421,11 @@ async fn put(
     for _ in 0..TRIES_MAX {
         let now = (api.clock)();
         let body: EventTypeUpsertIn = parse(&body)?;
-        let policy = body.retry_policy.clone();
+        let rules = own_rules(body.retry_policy.clone(), body.status_overrides.clone(), body.timeouts.clone());
         let wanted = body.create(name.clone(), now)?;
         let (status, new, expect) = match api.store.event_type(&name).await? {
             Some(old) => {
-                let rules = with_policy(old.rules.as_deref(), policy);
+                let rules = rules.apply(old.rules.as_deref()).to_store();
                 (StatusCode::OK, EventType { rules, ..next(&old, wanted, now) }, Expect::Version(old.version))
             }
             None => (StatusCode::CREATED, wanted, Expect::Absent),

@@ -12,7 +12,7 @@ use super::{
     time::Time,
 };
 use bytes::Bytes;
-use postrider_engine::{MessageKey, Timestamp};
+use postrider_engine::MessageKey;
 use postrider_store::Content;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
@@ -92,7 +92,6 @@ pub struct Draft<'a> {
     pub content: Content,
     /// How long the payload is to be kept, if not as long as everything is.
     pub keep_payload: Option<Duration>,
-    pub deliver_at: Option<Timestamp>,
     pub application: Option<ApplicationIn>,
     /// The payload where it is JSON, as it lies in the body.
     pub json: Option<&'a RawValue>,
@@ -121,10 +120,10 @@ impl<'a> Draft<'a> {
             tags: message.tags.into_iter().flat_map(|tags| tags.0).map(|tag| tag.0).collect(),
             content_type,
             ordering_key: message.ordering_key.map(|key| key.0),
+            deliver_at: message.deliver_at.map(|time| time.0),
             payload,
         };
-        let deliver_at = message.deliver_at.map(|time| time.0);
-        Ok(Self { content, keep_payload, deliver_at, application: message.application, json })
+        Ok(Self { content, keep_payload, application: message.application, json })
     }
 }
 

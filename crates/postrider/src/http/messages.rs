@@ -50,6 +50,8 @@ pub struct MessageOut<'a> {
     tags: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliver_at: Option<Time>,
     /// As it was handed in; `{}` if no content was asked for; `{"expired": true}` if it is gone.
     #[schema(value_type = Object)]
     payload: Shown<'a>,
@@ -63,8 +65,19 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, payload: _ } = content;
-        Self { id: ids.id_of(key), event_type, event_id, channels, tags, ordering_key, payload, timestamp: Time(at) }
+        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, deliver_at, payload: _ } =
+            content;
+        Self {
+            id: ids.id_of(key),
+            event_type,
+            event_id,
+            channels,
+            tags,
+            ordering_key,
+            deliver_at: deliver_at.map(Time),
+            payload,
+            timestamp: Time(at),
+        }
     }
 }
 
@@ -101,9 +114,9 @@ async fn create(
         (Detail::WithContent, Some(json)) => Shown::Json(json),
         (Detail::WithContent, None) => Shown::Text(draft.content.payload.clone()),
     };
+    check_delivery_time(draft.content.deliver_at, now)?;
     let event = NewEvent {
         content: draft.content,
-        deliver_at: check_delivery_time(draft.deliver_at, now)?,
         payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
         idempotency: key.of(&Principal::Environment, &body),
         only: None,
@@ -121,13 +134,13 @@ pub fn payload_gone() -> Response {
 /// How far ahead a message may be handed in.
 const DELIVER_AHEAD_MAX: std::time::Duration = std::time::Duration::from_hours(24);
 
-fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<Option<Timestamp>, Error> {
+fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
     match deliver_at {
         Some(at) if at <= now => Err(Error::invalid(["deliverAt"], "is past")),
         Some(at) if at > now.plus(DELIVER_AHEAD_MAX) => {
             Err(Error::invalid(["deliverAt"], "must be at most 24 hours ahead"))
         }
-        Some(_) | None => Ok(deliver_at),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -313,6 +326,7 @@ mod tests {
                 tags: Vec::new(),
                 content_type: content_type.map(str::to_owned),
                 ordering_key: None,
+                deliver_at: None,
                 payload: Bytes::from(payload),
             },
             payload_gone: false,

@@ -9,6 +9,7 @@ use super::{
     event_types::{self, PathName},
     extract::{JsonBytes, Patch, Query, parse},
     idempotency::json,
+    rules::RulesPatch,
 };
 use crate::rules::{RetryPolicy, Rules};
 use axum::{extract::State, response::Response};
@@ -99,7 +100,8 @@ async fn put(
     query.finish()?;
     let policy = parse::<RetryScheduleInOut>(&body)?.policy()?;
     let changed = event_types::change(&api, &name.ok_or(Error::NotFound)?, |old, now| {
-        let rules = event_types::with_policy(old.rules.as_deref(), policy.clone());
+        let rules = RulesPatch { retry_policy: policy.clone(), ..RulesPatch::default() };
+        let rules = rules.apply(old.rules.as_deref()).to_store();
         Ok(EventType { rules, ..event_types::next(old, old.clone(), now) })
     })
     .await?;

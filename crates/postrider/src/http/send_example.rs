@@ -74,10 +74,10 @@ async fn send(
             tags: Vec::new(),
             content_type: None,
             ordering_key: None,
+            deliver_at: None,
             payload: Bytes::from(payload),
         },
         payload_expires_at: None,
-        deliver_at: None,
         idempotency: key.of(&app.principal, &body),
         only: Some(endpoint.key),
     };

@@ -16,7 +16,6 @@ pub struct Ingest {
 pub struct NewEvent {
     pub content: Content,
     pub payload_expires_at: Option<Timestamp>,
-    pub deliver_at: Option<Timestamp>,
     pub idempotency: Option<Idempotency>,
     /// Goes to this endpoint alone.
     pub only: Option<EndpointKey>,
@@ -47,7 +46,6 @@ impl Ingest {
             payload_expires_at: event.payload_expires_at,
             owed,
             fifo,
-            deliver_at: event.deliver_at,
             idempotency: event.idempotency,
         };
         let accepted = self.store.accept(message).await?;
