@@ -386,6 +386,12 @@ pub struct ReplayFilter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadFilter {
     pub endpoint: Option<i64>,
+    /// Only those of these messages; all, if there are none.
+    #[serde(default)]
+    pub messages: Vec<i64>,
+    /// What a person called back is left out, unless `reason` asks for it.
+    #[serde(default)]
+    pub but_cancelled: bool,
     pub event_types: Vec<String>,
     pub reason: Option<DeadReason>,
     /// The last answer's status; 0 for no answer.

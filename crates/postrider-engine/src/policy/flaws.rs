@@ -82,6 +82,9 @@ impl Layer {
             flaws.header("signature.header", header);
             if let Some(id_header) = id_header {
                 flaws.header("signature.id_header", id_header);
+                if header.eq_ignore_ascii_case(id_header) {
+                    flaws.add("signature.id_header", "must not be the header that carries the signature");
+                }
             }
         }
         flaws.0

@@ -232,7 +232,9 @@ pub fn is_wanted(
 ) -> rusqlite::Result<bool> {
     let at = dead.at.as_millis();
     let by_itself = filter.endpoint.is_none_or(|endpoint| endpoint == dead.key.endpoint.raw())
+        && (filter.messages.is_empty() || filter.messages.contains(&dead.key.message.raw()))
         && filter.reason.is_none_or(|reason| DeathReason::from(reason) == dead.reason)
+        && !(filter.but_cancelled && filter.reason.is_none() && dead.reason == DeathReason::Cancelled)
         && filter.since.is_none_or(|since| at >= since)
         && filter.until.is_none_or(|until| at < until);
     let Some(piece) = piece_of(pieces, dead.key.message.raw()).filter(|_| by_itself) else { return Ok(false) };

@@ -140,7 +140,10 @@ pub fn advance(
     let lane = |endpoint: i64| (task.app, EndpointKey::new(endpoint));
     let span = (cursor, end);
     let step = match &task.kind {
-        TaskKind::Recover { endpoint, .. } => replay_dead_of(batch, lane(*endpoint), &DeadFilter::default(), span, at)?,
+        TaskKind::Recover { endpoint, .. } => {
+            let failed = DeadFilter { but_cancelled: true, ..DeadFilter::default() };
+            replay_dead_of(batch, lane(*endpoint), &failed, span, at)?
+        }
         TaskKind::ReplayDead { filter } => match filter.endpoint {
             Some(endpoint) => replay_dead_of(batch, lane(endpoint), filter, span, at)?,
             None => replay_dead_of_all(batch, task.app, filter, span, at)?,

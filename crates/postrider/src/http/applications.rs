@@ -179,7 +179,7 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
     }
     let now = (api.clock)();
     let created = wanted.create(AppKey::new(api.store.mint(now)), now);
-    check_rules(api, &created)?;
+    check_rules(api, None, &created)?;
     let key = created.key;
     match api.store.put_application(created, Expect::Absent, None).await {
         Ok(()) => api.directory.changed(key),
@@ -190,8 +190,8 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
     api.directory.application(&by).await?.ok_or(Error::NotFound)
 }
 
-fn check_rules(api: &Api, application: &Application) -> Result<(), Error> {
-    api.check_rules(&[], &Rules::stored(application.rules.as_deref()))
+fn check_rules(api: &Api, old: Option<&Application>, new: &Application) -> Result<(), Error> {
+    api.check_rules(&[], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
 /// List the applications.
@@ -245,7 +245,7 @@ async fn create(
     let existing = wanted.uid.clone().filter(|_| get_if_exists).map(By::Uid);
     let now = (api.clock)();
     let application = wanted.create(AppKey::new(api.store.mint(now)), now);
-    check_rules(&api, &application)?;
+    check_rules(&api, None, &application)?;
     let app = application.key;
     let prepared = answer(StatusCode::CREATED, &ApplicationOut::of(&api.ids, application.clone()));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
@@ -291,15 +291,16 @@ async fn put(
             wanted.uid = Some(uid.clone());
         }
         let now = (api.clock)();
-        let (status, new, expect) = match (api.store.application(by.clone()).await?, &by) {
-            (Some(old), _) => (StatusCode::OK, wanted.replace(&old, now), Expect::Version(old.version)),
+        let old = api.store.application(by.clone()).await?;
+        let (status, new, expect) = match (&old, &by) {
+            (Some(old), _) => (StatusCode::OK, wanted.replace(old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 (StatusCode::CREATED, wanted.create(AppKey::new(api.store.mint(now)), now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
-        check_rules(&api, &new)?;
+        check_rules(&api, old.as_ref(), &new)?;
         let (app, shown) = (new.key, ApplicationOut::of(&api.ids, new.clone()));
         match api.store.put_application(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -335,7 +336,7 @@ async fn patch(
         let old = api.store.application(By::Key(app.key())).await?.ok_or(Error::NotFound)?;
         let new = patch.apply(&old, (api.clock)())?;
         if new.rules != old.rules {
-            check_rules(&api, &new)?;
+            check_rules(&api, Some(&old), &new)?;
         }
         let shown = ApplicationOut::of(&api.ids, new.clone());
         match api.store.put_application(new, Expect::Version(old.version), None).await {

@@ -12,6 +12,7 @@ use super::{
     messages::{self, MessageOut},
     page::{Asked, ListKey, ListOut},
     payload::Detail,
+    status::MessageStatus,
     time::Time,
     verdict::{death_name, death_words},
 };
@@ -72,6 +73,10 @@ pub struct DeadLetterOut {
 pub struct DeadLetterDetailOut {
     #[serde(flatten)]
     letter: DeadLetterOut,
+    /// How the delivery stands now: it may have been replayed since.
+    #[schema(value_type = u8, maximum = 4)]
+    status: MessageStatus,
+    status_text: &'static str,
     msg: MessageOut<'static>,
     /// Every attempt, newest first, at most a thousand.
     all_attempts: Vec<MessageAttemptOut>,
@@ -90,9 +95,11 @@ pub struct CountOut {
 pub struct ReplayDeadIn {
     /// An endpoint's id or uid.
     endpoint_id: Option<String>,
+    /// Only those of these messages: ids or eventIds, at most 1000.
+    #[schema(value_type = Option<Vec<String>>)]
+    msg_ids: Option<Several<TypeName, MESSAGES_MAX>>,
     #[schema(value_type = Option<Vec<String>>)]
     event_types: Option<Several<TypeName, EVENT_TYPES_MAX>>,
-    #[schema(value_type = Option<String>)]
     reason: Option<ReasonIn>,
     /// The last answer's status; 0 for none.
     status_code: Option<u16>,
@@ -102,9 +109,9 @@ pub struct ReplayDeadIn {
     until: Option<Time>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-enum ReasonIn {
+pub enum ReasonIn {
     Permanent,
     Exhausted,
     Expired,
@@ -163,6 +170,7 @@ impl ListKey for DeadKey {
 async fn take_filter(api: &Api, app: &InApp, query: &mut Query) -> Result<DeadFilter, Error> {
     let asked = ReplayDeadIn {
         endpoint_id: query.text("endpoint_id")?,
+        msg_ids: None,
         event_types: Some(query.list("event_types"))
             .filter(|names| !names.is_empty())
             .map(|names| {
@@ -197,13 +205,27 @@ async fn filter(api: &Api, app: &InApp, asked: ReplayDeadIn) -> Result<DeadFilte
             Some(found.ok_or(Error::NotFound)?.raw())
         }
     };
+    if asked.status_code.is_some_and(|status| status != 0 && !(100..=999).contains(&status)) {
+        return Err(Error::invalid(["statusCode"], "must be a status, or 0 for no answer"));
+    }
     if let (Some(since), Some(until)) = (&asked.since, &asked.until)
         && since.0 >= until.0
     {
         return Err(Error::invalid(["since"], "must be before `until`"));
     }
+    let mut messages = Vec::new();
+    for TypeName(id) in asked.msg_ids.into_iter().flat_map(|list| list.0) {
+        let found = match api.ids.by(&id) {
+            Some(by) => api.store.message(app.key(), by).await?,
+            None => None,
+        };
+        let found = found.ok_or_else(|| Error::invalid(["msgIds"], format!("there is no message `{id}`")))?;
+        messages.push(found.key.raw());
+    }
     Ok(DeadFilter {
         endpoint,
+        messages,
+        but_cancelled: false,
         event_types: asked.event_types.into_iter().flat_map(|list| list.0).map(|name| name.0).collect(),
         reason: asked.reason.map(ReasonIn::kept),
         status: asked.status_code,
@@ -293,6 +315,8 @@ async fn replay_all(
     app.require(Capability::CreateAttempts)?;
     query.finish()?;
     let mut filter = filter(&api, &app, parse(&body)?).await?;
+    // What a person called back is sent again only if that is asked for, by its reason or by its message.
+    filter.but_cancelled = filter.messages.is_empty();
     // What dies again while it runs is not for this replay.
     filter.until.get_or_insert((api.clock)().as_millis().saturating_add(1));
     let kind = TaskKind::ReplayDead { filter };
@@ -325,7 +349,12 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Re
         attempts.extend(found);
     }
     let shown = |attempt| MessageAttemptOut::of(&api.ids, attempt, Detail::WithContent, None);
+    let states = api.store.deliveries(key.message).await?;
+    let state = states.into_iter().find(|(endpoint, _)| *endpoint == key.endpoint).map(|(_, state)| state);
+    let status = state.map_or(MessageStatus::Fail, MessageStatus::of_delivery);
     let out = DeadLetterDetailOut {
+        status,
+        status_text: status.text(),
         msg: MessageOut::of(&api.ids, letter.message.clone(), Detail::WithContent),
         all_attempts: attempts.into_iter().map(shown).collect(),
         letter: DeadLetterOut::of(&api.ids, letter, endpoint.as_ref()),
@@ -345,7 +374,8 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Re
     responses(
         (status = 202, description = "It is on its way again"),
         (status = 400, body = HttpErrorOut, description = "The payload is gone"),
-        (status = 404, body = HttpErrorOut, description = "There is no such dead letter, or it is on its way already"),
+        (status = 404, body = HttpErrorOut, description = "There is no such dead letter"),
+        (status = 409, body = HttpErrorOut, description = "Its endpoint was deleted"),
     ))]
 async fn replay(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, query: Query) -> Result<Response, Error> {
     app.require(Capability::CreateAttempts)?;
@@ -359,7 +389,14 @@ async fn replay(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, qu
     let remember = key.remember(&app.principal, &[], &prepared);
     match api.store.replay(app.key(), dead, (api.clock)(), remember).await {
         Ok(true) => conclude(Ok(()), prepared),
-        Ok(false) => Err(Error::NotFound),
+        // It is on its way already, or has arrived: twice is as good as once.
+        Ok(false) if api.store.endpoint(app.key(), By::Key(dead.endpoint)).await?.is_some() => {
+            conclude(Ok(()), prepared)
+        }
+        Ok(false) => {
+            let detail = "Its endpoint was deleted; there is nowhere to send it".into();
+            Ok(json(StatusCode::CONFLICT, &HttpErrorOut { code: "conflict", detail }))
+        }
         Err(PutError::Repeated(before)) => conclude(Err(PutError::Repeated(before)), prepared),
         Err(fault) => Err(fault.into()),
     }
@@ -375,6 +412,7 @@ async fn dead_key(api: &Api, app: &InApp) -> Result<DeadKey, Error> {
 }
 
 const EVENT_TYPES_MAX: usize = 250;
+const MESSAGES_MAX: usize = 1_000;
 const ATTEMPTS_MAX: usize = 1_000;
 
 /// Counting stops here: more is "a lot" to anyone.

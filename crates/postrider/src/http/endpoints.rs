@@ -422,8 +422,8 @@ fn channel_names(list: Channels) -> Option<Vec<String>> {
     (!list.0.is_empty()).then(|| list.0.into_iter().map(|name| name.0).collect())
 }
 
-fn check_rules(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<(), Error> {
-    api.check_rules(&[&app.entry.layer], &Rules::stored(endpoint.rules.as_deref()))
+fn check_rules(api: &Api, app: &InApp, old: Option<&Endpoint>, new: &Endpoint) -> Result<(), Error> {
+    api.check_rules(&[&app.entry.layer], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
 fn check_version(version: Option<u16>) -> Result<(), Error> {
@@ -476,7 +476,7 @@ async fn create(
     let now = (api.clock)();
     let minted = EndpointKey::new(api.store.mint(now));
     let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
-    check_rules(&api, &app, &endpoint)?;
+    check_rules(&api, &app, None, &endpoint)?;
     let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
     let remember = key.remember(&app.principal, &body, &prepared);
     let written = api.store.put_endpoint(endpoint, Expect::Absent, remember).await;
@@ -528,8 +528,9 @@ async fn put(
     for _ in 0..TRIES_MAX {
         let wanted = wanted.clone();
         let now = (api.clock)();
-        let (status, new, expect) = match (api.store.endpoint(app.key(), by.clone()).await?, &by) {
-            (Some(old), _) => (StatusCode::OK, wanted.replace(&app, &old, now), Expect::Version(old.version)),
+        let old = api.store.endpoint(app.key(), by.clone()).await?;
+        let (status, new, expect) = match (&old, &by) {
+            (Some(old), _) => (StatusCode::OK, wanted.replace(&app, old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 let minted = EndpointKey::new(api.store.mint(now));
                 let secret = ActiveSecret { secret: new_secret(&mut *api.rng()), expires_at: None };
@@ -539,7 +540,7 @@ async fn put(
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
-        check_rules(&api, &app, &new)?;
+        check_rules(&api, &app, old.as_ref(), &new)?;
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -582,7 +583,7 @@ async fn patch(
             event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
         }
         if new.rules != old.rules {
-            check_rules(&api, &app, &new)?;
+            check_rules(&api, &app, Some(&old), &new)?;
         }
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, Expect::Version(old.version), None).await {

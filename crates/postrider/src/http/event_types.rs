@@ -261,12 +261,8 @@ pub fn own_rules(
     RulesPatch { retry_policy, status_overrides, timeouts, ..RulesPatch::default() }
 }
 
-pub fn check_rules(api: &Api, event_type: &EventType) -> Result<(), Error> {
-    let rules = Rules::stored(event_type.rules.as_deref());
-    if rules.retry_policy.as_ref().is_some_and(RetryPolicy::follows_redirects) {
-        return Err(Error::invalid(["retryPolicy", "followRedirects"], "is for applications and endpoints to say"));
-    }
-    api.check_rules(&[], &rules)
+pub fn check_rules(api: &Api, old: Option<&EventType>, new: &EventType) -> Result<(), Error> {
+    api.check_rules(&[], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
 fn flags(list: Option<Flags>, single: Option<TypeName>) -> Result<Option<Vec<String>>, Error> {
@@ -373,7 +369,7 @@ async fn create(
         Some(old) if old.archived => (next(&old, new, now), Expect::Version(old.version)),
         Some(_) | None => (new, Expect::Absent),
     };
-    check_rules(&api, &new)?;
+    check_rules(&api, None, &new)?;
     let prepared = answer(StatusCode::CREATED, &EventTypeOut::of(new.clone(), Content::With));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
     match api.store.put_event_type(new, expect, remember).await {
@@ -430,7 +426,7 @@ async fn put(
             }
             None => (StatusCode::CREATED, wanted, Expect::Absent),
         };
-        check_rules(&api, &new)?;
+        check_rules(&api, None, &new)?;
         match api.store.put_event_type(new.clone(), expect, None).await {
             Err(PutError::Changed | PutError::Taken) => continue,
             written => written?,
@@ -496,7 +492,7 @@ pub async fn change(
     for _ in 0..TRIES_MAX {
         let old = api.store.event_type(name).await?.ok_or(Error::NotFound)?;
         let new = change(&old, (api.clock)())?;
-        check_rules(api, &new)?;
+        check_rules(api, Some(&old), &new)?;
         match api.store.put_event_type(new.clone(), Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,

@@ -7,11 +7,10 @@ use super::{
     auth::{Caller, Environment},
     error::{Error, HttpErrorOut, HttpValidationError},
     event_types::{self, PathName},
-    extract::{JsonBytes, Patch, Query, parse},
+    extract::{JsonBytes, Query, parse},
     idempotency::json,
-    rules::RulesPatch,
 };
-use crate::rules::{RetryPolicy, Rules};
+use crate::rules::Rules;
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_store::EventType;
@@ -46,21 +45,27 @@ impl RetryScheduleInOut {
         Self { retry_schedule: delays.map(|delays| delays.into_iter().map(delay).collect()) }
     }
 
-    fn policy(self) -> Result<Patch<RetryPolicy>, Error> {
-        let Some(delays) = self.retry_schedule else { return Ok(Patch::Clear) };
+    /// The delays, if they can be kept.
+    fn delays(self) -> Result<Option<Vec<Duration>>, Error> {
+        let refused = |msg: String| Error::invalid(["retrySchedule"], msg);
+        let Some(delays) = self.retry_schedule else { return Ok(None) };
         if delays.len() > DELAYS_MAX {
-            return Err(Error::invalid(["retrySchedule"], format!("at most {DELAYS_MAX} delays are allowed")));
+            return Err(refused(format!("at most {DELAYS_MAX} delays are allowed")));
         }
-        let read = |delay: &DelayInOut| {
-            if delay.nanos >= 1_000_000_000 {
-                Err(Error::invalid(["retrySchedule"], "nanos must be less than a second"))
-            } else if delay.secs >= DELAY_MAX.as_secs() {
-                Err(Error::invalid(["retrySchedule"], "no delay may be longer than 30 days"))
-            } else {
-                Ok(Duration::new(delay.secs, delay.nanos / 1_000_000 * 1_000_000))
+        let mut total = Duration::ZERO;
+        let mut read = Vec::with_capacity(delays.len());
+        for delay in delays {
+            if delay.nanos >= 1_000_000_000 || !delay.nanos.is_multiple_of(1_000_000) {
+                return Err(refused("nanos must be whole milliseconds, and less than a second".to_owned()));
             }
-        };
-        Ok(Patch::Set(RetryPolicy::of_table(delays.iter().map(read).collect::<Result<_, _>>()?)))
+            let delay = Duration::new(delay.secs, delay.nanos);
+            total = total.saturating_add(delay);
+            read.push(delay);
+        }
+        if total > TOTAL_MAX {
+            return Err(refused("the delays must not add up to more than 30 days".to_owned()));
+        }
+        Ok(Some(read))
     }
 }
 
@@ -98,10 +103,11 @@ async fn put(
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
     query.finish()?;
-    let policy = parse::<RetryScheduleInOut>(&body)?.policy()?;
+    let delays = parse::<RetryScheduleInOut>(&body)?.delays()?;
     let changed = event_types::change(&api, &name.ok_or(Error::NotFound)?, |old, now| {
-        let rules = RulesPatch { retry_policy: policy.clone(), ..RulesPatch::default() };
-        let rules = rules.apply(old.rules.as_deref()).to_store();
+        let mut rules = Rules::stored(old.rules.as_deref());
+        rules.retry_policy = rules.retry_policy.unwrap_or_default().with_table(delays.clone());
+        let rules = rules.to_store();
         Ok(EventType { rules, ..event_types::next(old, old.clone(), now) })
     })
     .await?;
@@ -109,4 +115,4 @@ async fn put(
 }
 
 const DELAYS_MAX: usize = 100;
-const DELAY_MAX: Duration = Duration::from_hours(30 * 24);
+const TOTAL_MAX: Duration = Duration::from_hours(30 * 24);

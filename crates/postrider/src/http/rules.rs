@@ -100,18 +100,29 @@ impl RulesPatch {
 }
 
 impl Api {
-    /// Refuses rules that, together with those further away, make no sense.
-    pub(super) fn check_rules(&self, further: &[&Layer], rules: &Rules) -> Result<(), Error> {
-        let own = rules.layer();
-        let mut flaws = rules.check();
-        if flaws.is_empty() {
-            let all = std::iter::once(&*self.settings.rules).chain(further.iter().copied()).chain([&own]);
-            flaws = policy::Rules::resolve(all).check();
+    /// Refuses rules that are wrong, or that make no sense together with those further away. What was so before is not
+    /// held against a change of something else: someone further away may have brought it about.
+    pub(super) fn check_rules(&self, further: &[&Layer], old: Option<&str>, new: Option<&str>) -> Result<(), Error> {
+        let new = Rules::read(new).map_err(|error| Error::invalid([], error.to_string()))?;
+        let mut flaws = self.flaws_of(further, &new);
+        if !flaws.is_empty() {
+            let before = self.flaws_of(further, &Rules::stored(old));
+            flaws.retain(|flaw| !before.contains(flaw));
         }
         if flaws.is_empty() {
             return Ok(());
         }
         let shown = |flaw: policy::flaws::Flaw| Flaw::new("body", crate::rules::path_of(flaw.field), flaw.words);
         Err(Error::Invalid(flaws.into_iter().map(shown).collect()))
+    }
+
+    fn flaws_of(&self, further: &[&Layer], rules: &Rules) -> Vec<policy::flaws::Flaw> {
+        let own = rules.layer();
+        let flaws = own.check();
+        if !flaws.is_empty() {
+            return flaws;
+        }
+        let all = std::iter::once(&*self.settings.rules).chain(further.iter().copied()).chain([&own]);
+        policy::Rules::resolve(all).check()
     }
 }

@@ -73,7 +73,7 @@ async fn of_rules(
 ) -> Result<Response, Error> {
     query.finish()?;
     let rules: Rules = parse(&body)?;
-    api.check_rules(&[], &rules)?;
+    api.check_rules(&[], None, rules.to_store().as_deref())?;
     let resolved = policy::Rules::resolve([&*api.settings.rules, &rules.layer()]);
     Ok(json(StatusCode::OK, &PreviewOut::of(&resolved.policy)))
 }

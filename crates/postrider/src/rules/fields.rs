@@ -275,7 +275,7 @@ impl OrderingIn {
 
 /// How requests are signed besides the headers of Standard Webhooks, which are always there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "style", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[serde(tag = "style", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Signature {
     // With braces, because only then are members refused that it does not have.
     Standard {},
@@ -284,7 +284,7 @@ pub enum Signature {
         #[schema(value_type = String, example = "x-acme-signature")]
         header: SignatureHeader,
         /// A header that carries the message's id.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, rename = "idHeader", skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         id_header: Option<SignatureHeader>,
     },
@@ -292,7 +292,7 @@ pub enum Signature {
     Scheme {
         #[schema(value_type = String, example = "x-signature")]
         header: SignatureHeader,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, rename = "idHeader", skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         id_header: Option<SignatureHeader>,
     },
@@ -324,7 +324,7 @@ impl<'de> Deserialize<'de> for SignatureHeader {
         if text.len() > 256 || HeaderName::from_bytes(text.as_bytes()).is_err() {
             return Err(de::Error::custom("is not the name of a header"));
         }
-        if super::headers::is_forbidden(&text) {
+        if super::headers::is_forbidden(&text) || matches!(text.as_str(), "authorization" | "cookie") {
             return Err(de::Error::custom(format_args!("the header `{text}` cannot be set")));
         }
         Ok(Self(text))

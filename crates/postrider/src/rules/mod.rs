@@ -85,11 +85,14 @@ impl Rules {
     /// What was stored. Only what could be read was ever stored; if it cannot be read now, a newer version wrote it,
     /// and what it said is left out with a word in the log.
     pub fn stored(text: Option<&str>) -> Self {
-        let Some(text) = text else { return Self::default() };
-        serde_json::from_str(text).unwrap_or_else(|error| {
+        Self::read(text).unwrap_or_else(|error| {
             tracing::error!(%error, "stored rules cannot be read and do not apply");
             Self::default()
         })
+    }
+
+    pub fn read(text: Option<&str>) -> Result<Self, serde_json::Error> {
+        text.map_or_else(|| Ok(Self::default()), serde_json::from_str)
     }
 
     /// As they are stored; `None` if nothing is said.

@@ -11,7 +11,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, MapAccess, Visitor},
 };
-use std::fmt;
+use std::{fmt, time::Duration};
 use utoipa::ToSchema;
 
 /// A preset by name, fields of its own, or a preset with some fields changed.
@@ -59,7 +59,7 @@ pub enum Schedule {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<f64>)]
         factor: Option<FactorIn>,
-        /// No wait is longer; a day if not given.
+        /// No wait is longer, chance included. If not given: a day, or the longest delay where that is more.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>, example = "1h")]
         cap: Option<Span>,
@@ -67,6 +67,9 @@ pub enum Schedule {
     Fixed {
         #[schema(value_type = String, example = "10m")]
         interval: Span,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        cap: Option<Span>,
     },
     Table {
         #[schema(value_type = Vec<String>)]
@@ -74,6 +77,9 @@ pub enum Schedule {
         /// What comes after the last delay.
         #[serde(default)]
         then: Then,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        cap: Option<Span>,
     },
 }
 
@@ -118,36 +124,43 @@ pub enum RetryAfterModeIn {
 }
 
 impl RetryPolicy {
-    /// A table of delays after which the message is given up: the contract's retry schedule of an event type.
-    pub fn of_table(delays: Vec<std::time::Duration>) -> Self {
-        Self {
-            max_attempts: Some(u32::try_from(delays.len()).unwrap_or(u32::MAX).saturating_add(1)),
-            schedule: (!delays.is_empty())
-                .then(|| Schedule::Table { delays: delays.into_iter().map(Span).collect(), then: Then::Stop }),
-            ..Self::default()
+    /// Puts a table of delays, after which the message is given up, in the place of what was said about the schedule:
+    /// the contract's retry schedule of an event type. `None` takes such a table away.
+    pub fn with_table(self, delays: Option<Vec<Duration>>) -> Option<Self> {
+        let mut policy = Self { schedule: None, max_attempts: None, give_up_after: None, ..self };
+        if let Some(delays) = delays {
+            let total: Duration = delays.iter().sum();
+            policy.max_attempts = Some(u32::try_from(delays.len()).unwrap_or(u32::MAX).saturating_add(1));
+            // Time for all of them, and for what receivers ask for besides.
+            policy.give_up_after = Some(Span((total + DAY).clamp(4 * DAY, 30 * DAY)));
+            policy.schedule = (!delays.is_empty()).then(|| Schedule::Table {
+                delays: delays.into_iter().map(Span).collect(),
+                then: Then::Stop,
+                cap: None,
+            });
         }
+        (policy != Self::default()).then_some(policy)
     }
 
-    /// The same back again; `None` if it says anything else.
-    pub fn as_table(&self) -> Option<Vec<std::time::Duration>> {
+    /// The same back again; `None` if it says anything else about the schedule.
+    pub fn as_table(&self) -> Option<Vec<Duration>> {
+        let retries = self.max_attempts.map_or(usize::MAX, |attempts| attempts.saturating_sub(1) as usize);
         match (&self.schedule, self.max_attempts) {
-            (Some(Schedule::Table { delays, then: Then::Stop }), _) => Some(delays.iter().map(|span| span.0).collect()),
+            (Some(Schedule::Table { delays, then: Then::Stop, .. }), _) => {
+                Some(delays.iter().take(retries).map(|span| span.0).collect())
+            }
             (None, Some(1)) => Some(Vec::new()),
             (Some(_) | None, _) => None,
         }
-    }
-
-    /// It says something that concerns how an endpoint is called, whatever it is sent.
-    pub fn follows_redirects(&self) -> bool {
-        self.follow_redirects.is_some()
     }
 
     pub fn fill(&self, layer: &mut Layer) {
         layer.preset = self.preset.as_ref().map(|name| name.0);
         if let Some(schedule) = &self.schedule {
             let (shape, cap) = schedule.shape();
+            // A schedule brings its cap along: one of a level further away was meant for another schedule.
+            layer.delay_cap = Some(cap.unwrap_or_else(|| longest(&shape).max(DAY)));
             layer.shape = Some(shape);
-            layer.delay_cap = cap;
         }
         layer.jitter = self.jitter.map(|jitter| jitter.0);
         layer.attempts_max = self.max_attempts;
@@ -169,14 +182,14 @@ impl RetryPolicy {
 }
 
 impl Schedule {
-    fn shape(&self) -> (Shape, Option<std::time::Duration>) {
+    fn shape(&self) -> (Shape, Option<Duration>) {
         match self {
             Self::Exponential { base, factor, cap } => (
                 Shape::Exponential { base: base.0, factor: factor.map_or(Factor(2_000), |factor| factor.0) },
                 cap.map(|span| span.0),
             ),
-            Self::Fixed { interval } => (Shape::Fixed { interval: interval.0 }, None),
-            Self::Table { delays, then } => (
+            Self::Fixed { interval, cap } => (Shape::Fixed { interval: interval.0 }, cap.map(|span| span.0)),
+            Self::Table { delays, then, cap } => (
                 Shape::Table {
                     delays: delays.iter().map(|span| span.0).collect(),
                     then: match then {
@@ -184,11 +197,22 @@ impl Schedule {
                         Then::Stop => AfterTable::End,
                     },
                 },
-                None,
+                cap.map(|span| span.0),
             ),
         }
     }
 }
+
+/// The longest delay that a schedule names.
+fn longest(shape: &Shape) -> Duration {
+    match shape {
+        Shape::Exponential { base, .. } => *base,
+        Shape::Fixed { interval } => *interval,
+        Shape::Table { delays, .. } => delays.iter().max().copied().unwrap_or_default(),
+    }
+}
+
+const DAY: Duration = Duration::from_hours(24);
 
 /// Text names a preset; an object says the rest.
 impl<'de> Deserialize<'de> for RetryPolicy {
