@@ -6,7 +6,7 @@ use axum::body::Body;
 use http::Request;
 use postrider::tokens::{Access, Capability};
 use serde_json::{Value, json};
-use support::house::{House, Reply};
+use support::house::House;
 
 async fn house_with_endpoint() -> (House, String, String) {
     let house = House::new();

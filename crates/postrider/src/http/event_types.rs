@@ -262,7 +262,11 @@ pub fn own_rules(
 }
 
 pub fn check_rules(api: &Api, event_type: &EventType) -> Result<(), Error> {
-    api.check_rules(&[], &Rules::stored(event_type.rules.as_deref()))
+    let rules = Rules::stored(event_type.rules.as_deref());
+    if rules.retry_policy.as_ref().is_some_and(RetryPolicy::follows_redirects) {
+        return Err(Error::invalid(["retryPolicy", "followRedirects"], "is for applications and endpoints to say"));
+    }
+    api.check_rules(&[], &rules)
 }
 
 fn flags(list: Option<Flags>, single: Option<TypeName>) -> Result<Option<Vec<String>>, Error> {

@@ -353,6 +353,22 @@ mod tests {
     }
 
     #[test]
+    fn a_delivery_can_be_put_off_by_a_day_at_most() {
+        let now = Timestamp::from_millis(1_767_225_600_000);
+        let (hour, day) = (std::time::Duration::from_hours(1), DELIVER_AHEAD_MAX);
+        for (at, fine) in [
+            (now.plus(hour), true),
+            (now.plus(day), true),
+            (now.plus(day + std::time::Duration::from_millis(1)), false),
+            (now, false),
+            (now.minus(hour), false),
+        ] {
+            assert_eq!(check_delivery_time(Some(at), now).is_ok(), fine, "{at:?}");
+        }
+        assert_eq!(check_delivery_time(None, now), Ok(None));
+    }
+
+    #[test]
     fn an_answer_repeats_the_payload_byte_for_byte() {
         let payload = r#"{ "n" : 1e400, "a":1,"a":2 , "m":123456789012345678901234567890}"#;
         let body = Bytes::from(format!(r#"{{"eventType":"a","payload":{payload}}}"#));

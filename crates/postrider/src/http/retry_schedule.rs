@@ -54,6 +54,8 @@ impl RetryScheduleInOut {
         let read = |delay: &DelayInOut| {
             if delay.nanos >= 1_000_000_000 {
                 Err(Error::invalid(["retrySchedule"], "nanos must be less than a second"))
+            } else if delay.secs >= DELAY_MAX.as_secs() {
+                Err(Error::invalid(["retrySchedule"], "no delay may be longer than 30 days"))
             } else {
                 Ok(Duration::new(delay.secs, delay.nanos / 1_000_000 * 1_000_000))
             }
@@ -107,3 +109,4 @@ async fn put(
 }
 
 const DELAYS_MAX: usize = 100;
+const DELAY_MAX: Duration = Duration::from_hours(30 * 24);

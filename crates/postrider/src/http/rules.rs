@@ -103,7 +103,7 @@ impl Api {
     /// Refuses rules that, together with those further away, make no sense.
     pub(super) fn check_rules(&self, further: &[&Layer], rules: &Rules) -> Result<(), Error> {
         let own = rules.layer();
-        let mut flaws = own.check();
+        let mut flaws = rules.check();
         if flaws.is_empty() {
             let all = std::iter::once(&*self.settings.rules).chain(further.iter().copied()).chain([&own]);
             flaws = policy::Rules::resolve(all).check();

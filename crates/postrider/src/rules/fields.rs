@@ -277,7 +277,8 @@ impl OrderingIn {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "style", rename_all = "lowercase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum Signature {
-    Standard,
+    // With braces, because only then are members refused that it does not have.
+    Standard {},
     /// `t=<unix>,v1=<hex>` in a header of this name.
     Stripe {
         #[schema(value_type = String, example = "x-acme-signature")]
@@ -301,7 +302,7 @@ impl Signature {
     pub fn form(self) -> SignatureForm {
         let name = |header: SignatureHeader| header.0;
         match self {
-            Self::Standard => SignatureForm::Standard,
+            Self::Standard {} => SignatureForm::Standard,
             Self::Stripe { header, id_header } => {
                 SignatureForm::Stripe { header: header.0, id_header: id_header.map(name) }
             }

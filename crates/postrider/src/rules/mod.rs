@@ -14,7 +14,7 @@ pub use fields::{
 };
 pub use retry_policy::RetryPolicy;
 
-use postrider_engine::policy::{self, Layer};
+use postrider_engine::policy::{self, Layer, SignatureForm, flaws::Flaw};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -95,6 +95,22 @@ impl Rules {
     /// As they are stored; `None` if nothing is said.
     pub fn to_store(&self) -> Option<String> {
         (*self != Self::default()).then(|| serde_json::to_string(self).expect("names and numbers become JSON"))
+    }
+
+    /// What is wrong with them, taken by themselves.
+    pub fn check(&self) -> Vec<Flaw> {
+        let layer = self.layer();
+        let mut flaws = layer.check();
+        if let Some(
+            SignatureForm::Stripe { header, id_header: Some(id) }
+            | SignatureForm::Scheme { header, id_header: Some(id) },
+        ) = &layer.signature
+            && header == id
+        {
+            // The id would stand in the signature's place.
+            flaws.push(Flaw { field: "signature.id_header", words: "must not be the same header".to_owned() });
+        }
+        flaws
     }
 
     pub fn layer(&self) -> Layer {

@@ -137,6 +137,11 @@ impl RetryPolicy {
         }
     }
 
+    /// It says something that concerns how an endpoint is called, whatever it is sent.
+    pub fn follows_redirects(&self) -> bool {
+        self.follow_redirects.is_some()
+    }
+
     pub fn fill(&self, layer: &mut Layer) {
         layer.preset = self.preset.as_ref().map(|name| name.0);
         if let Some(schedule) = &self.schedule {
