@@ -82,6 +82,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["schedule", "--app", "shop"], "--endpoint"),
         (&["schedule", "--app", "shop", "--endpoint", "e"], "postrider token"),
         (&["messages", "list", "--app", "shop"], "postrider token"),
+        (&["messages", "list", "--app", "shop", "--limit", "0"], "a whole number from 1"),
         (&["messages", "list", "--app", "shop", "--since", "yesterday"], "a span back from now like"),
         (&["dead-letters", "list", "--app", "shop", "--reason", "bored"], "exhausted"),
         (&["dead-letters", "count", "--app", "shop", "--status", "5xx"], "a status from 100 to 599"),
@@ -722,12 +723,12 @@ async fn an_endpoint_is_paused_looked_at_and_resumed_with_a_choice() {
     assert_eq!(dead["msgId"], messages[0].as_str());
     assert_eq!(world.lines(&["tasks", "list"]).len(), 1, "ours are listed too");
 
-    world.done(&["endpoints", "pause", "--app", "shop", "billing"]);
+    world.done(&["endpoints", "pause", "--app", "shop", "mail"]);
     let called_back = world.message(json!({ "eventType": "order.paid", "payload": {} })).await;
-    let cancel = ["messages", "cancel", "--app", "shop", &called_back, "--endpoint", "billing"];
+    let cancel = ["messages", "cancel", "--app", "shop", &called_back, "--endpoint", "mail"];
     assert_eq!(world.done(&cancel), "1 delivery called back\n");
     assert_eq!(world.json(&cancel), json!({ "canceled": 0 }));
-    let (code, stdout, stderr) = world.run(&["endpoints", "resume", "--app", "shop", "billing"]);
+    let (code, stdout, stderr) = world.run(&["endpoints", "resume", "--app", "shop", "mail"]);
     assert_eq!(code, Some(0), "nothing is lost by it, so that nobody need be asked: {stderr}");
     assert!(stdout.starts_with("state    healthy: "), "{stdout}");
 }

@@ -3,7 +3,7 @@
 use super::{
     Usage,
     client::{AppFlags, InApp, is_not_found},
-    flags::{DeadFilter, LIMIT},
+    flags::{DeadFilter, LIMIT, limit},
     messages::{attempt_lines, payload_of},
     print::{self, Form},
 };
@@ -35,7 +35,7 @@ struct List {
     #[command(flatten)]
     filter: DeadFilter,
     /// At most so many
-    #[arg(long, value_name = "N", default_value = LIMIT)]
+    #[arg(long, value_name = "N", value_parser = limit, default_value = LIMIT)]
     limit: usize,
 }
 

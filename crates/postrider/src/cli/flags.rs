@@ -24,6 +24,14 @@ pub fn status_code(text: &str) -> Result<u16, String> {
     }
 }
 
+/// How many rows a list shows.
+pub fn limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(rows @ 1..) => Ok(rows),
+        Ok(0) | Err(_) => Err("write a whole number from 1".to_owned()),
+    }
+}
+
 /// Which dead letters are meant.
 #[derive(clap::Args)]
 pub struct DeadFilter {

@@ -2,7 +2,7 @@
 
 use super::{
     client::{AppFlags, InApp, Query},
-    flags::{LIMIT, moment, said},
+    flags::{LIMIT, limit, moment, said},
     print::{self, Form},
 };
 use crate::{config::show_duration, http::time::Time};
@@ -43,7 +43,7 @@ struct List {
     #[arg(long, value_name = "TIME", value_parser = moment)]
     until: Option<Time>,
     /// At most so many
-    #[arg(long, value_name = "N", default_value = LIMIT)]
+    #[arg(long, value_name = "N", value_parser = limit, default_value = LIMIT)]
     limit: usize,
 }
 
@@ -175,7 +175,7 @@ fn heading(message: &Value) -> Vec<String> {
 fn state_line(state: &Value) -> String {
     let text = |name: &str| print::escaped_word(state[name].as_str().unwrap_or_default(), 500);
     let next = match state["nextAttempt"].as_str() {
-        Some(at) => format!("  next attempt {}", print::escaped_word(at, 50)),
+        Some(at) => format!("  due {}", print::escaped_word(at, 50)),
         None => String::new(),
     };
     format!("  {}  {}  {}{next}", text("id"), text("statusText"), text("url"))
@@ -183,7 +183,7 @@ fn state_line(state: &Value) -> String {
 
 /// What holds an endpoint back explains more than the time of the next attempt.
 async fn why_it_waits(app: &InApp, state: &Value) -> anyhow::Result<Option<String>> {
-    let (Some("pending"), Some(endpoint)) = (state["statusText"].as_str(), state["id"].as_str()) else {
+    let (Some("pending" | "sending"), Some(endpoint)) = (state["statusText"].as_str(), state["id"].as_str()) else {
         return Ok(None);
     };
     let health = app.get(&["endpoint", endpoint, "health"], &Vec::new()).await?.value()?;
@@ -197,9 +197,9 @@ async fn why_it_waits(app: &InApp, state: &Value) -> anyhow::Result<Option<Strin
 pub fn attempt_lines(attempt: &Value) -> String {
     let verdict = &attempt["verdict"];
     let text = |value: &Value| print::escaped_word(value.as_str().unwrap_or("-"), 1_000);
-    let answer = match attempt["responseStatusCode"].as_u64() {
-        None | Some(0) => "no answer".to_owned(),
-        Some(status) => format!("answer {status}"),
+    let (answer, speaker) = match attempt["responseStatusCode"].as_u64() {
+        None | Some(0) => ("no answer".to_owned(), "error"),
+        Some(status) => (format!("answer {status}"), "it said"),
     };
     let took = show_duration(Duration::from_millis(attempt["responseDurationMs"].as_u64().unwrap_or(0)));
     let mut lines = format!(
@@ -218,16 +218,20 @@ pub fn attempt_lines(attempt: &Value) -> String {
     lines += &format!("\n      {}", text(&verdict["reason"]));
     lines.extend(delay_words(&verdict["delay"]).map(|words| format!("\n      {words}")));
     if let Some(response) = attempt["response"].as_str().filter(|response| !response.is_empty()) {
-        lines += &format!("\n      it said: {}", print::escaped_word(response, 300));
+        lines += &format!("\n      {speaker}: {}", print::escaped_word(response, 300));
     }
     lines
 }
 
 fn delay_words(delay: &Value) -> Option<String> {
     let span = |name: &str| delay[name].as_u64().map(|millis| show_duration(Duration::from_millis(millis)));
-    let mut words = format!("The wait: {} by the schedule, {} of chance", span("backoffMs")?, span("jitterMs")?);
+    let mut words = format!(
+        "The schedule waits {} before chance; chance added {} to the part that is certain",
+        span("backoffMs")?,
+        span("jitterMs")?
+    );
     if let Some(wish) = span("retryAfterMs") {
-        words += &format!(", {wish} asked for by Retry-After");
+        words += &format!("; Retry-After asked for {wish}");
         if delay["capped"] == Value::Bool(true) {
             words += " (capped)";
         }
@@ -295,7 +299,8 @@ mod tests {
             attempt_lines(&attempt),
             "  #2  2026-01-31T12:00:00Z  ep_1  answer 503 after 12ms  transient  replay 1\n      \
              The receiver answered 503.\n      \
-             The wait: 5m by the schedule, 1s500ms of chance, 1d asked for by Retry-After (capped).\n      \
+             The schedule waits 5m before chance; chance added 1s500ms to the part that is certain; \
+             Retry-After asked for 1d (capped).\n      \
              it said: busy\\u{1b}[31m now"
         );
         assert_eq!(

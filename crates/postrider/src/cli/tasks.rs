@@ -4,7 +4,7 @@
 
 use super::{
     client::{Client, OutputFlags, Query, Rows, ServerFlags},
-    flags::LIMIT,
+    flags::{LIMIT, limit},
     print::{self, Form},
     receive::stop_signal,
 };
@@ -42,7 +42,7 @@ struct List {
     #[arg(long, value_parser = ["running", "finished", "failed"])]
     status: Option<String>,
     /// At most so many
-    #[arg(long, value_name = "N", default_value = LIMIT)]
+    #[arg(long, value_name = "N", value_parser = limit, default_value = LIMIT)]
     limit: usize,
 }
 
