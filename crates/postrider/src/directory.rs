@@ -17,7 +17,7 @@ use postrider_engine::{
 use postrider_signature::SigningKey;
 use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -75,7 +75,28 @@ struct Known {
     endpoints: HashMap<EndpointKey, Arc<EndpointEntry>>,
     /// Counts changes.
     generation: u64,
+    /// The latest changes and whom they concerned, the newest last. `None`: event types.
+    changes: VecDeque<(u64, Option<AppKey>)>,
 }
+
+impl Known {
+    fn note(&mut self, app: Option<AppKey>) {
+        self.generation += 1;
+        self.changes.push_back((self.generation, app));
+        if self.changes.len() > CHANGES_MAX {
+            self.changes.pop_front();
+        }
+    }
+
+    /// Whether something changed for them since then; also if that is no longer known.
+    fn changed_since(&self, generation: u64, app: Option<AppKey>) -> bool {
+        let known_from = self.changes.front().map_or(self.generation, |(first, _)| first - 1);
+        generation < known_from || self.changes.iter().any(|(at, of)| *at > generation && *of == app)
+    }
+}
+
+/// Changes that are remembered, so that a read under way is kept although another application changed meanwhile.
+const CHANGES_MAX: usize = 256;
 
 impl Directory {
     pub fn new(store: Arc<dyn Store>, vault: Arc<Vault>, guard: Arc<AddressGuard>, rules: Arc<Layer>) -> Self {
@@ -120,7 +141,7 @@ impl Directory {
         }
         let layers = Arc::new(layers);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if known.generation == generation {
+        if !known.changed_since(generation, None) {
             *self.event_types.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&layers));
         }
         Ok(layers)
@@ -128,7 +149,7 @@ impl Directory {
 
     /// An event type was committed.
     pub fn event_types_changed(&self) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).generation += 1;
+        self.known.write().unwrap_or_else(PoisonError::into_inner).note(None);
         *self.event_types.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -168,7 +189,7 @@ impl Directory {
     /// Something about this application or its endpoints was committed.
     pub fn changed(&self, app: AppKey) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.generation += 1;
+        known.note(Some(app));
         if let Some(entry) = known.apps.remove(&app) {
             if let Some(uid) = &entry.application.uid {
                 known.uids.remove(uid);
@@ -241,11 +262,12 @@ impl Directory {
 
     fn keep(&self, entry: &Arc<AppEntry>, generation: u64) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.generation != generation {
+        if known.changed_since(generation, Some(entry.application.key)) {
             return;
         }
         if known.apps.len() >= APPS_MAX {
-            *known = Known { generation, ..Known::default() };
+            let (generation, changes) = (known.generation, std::mem::take(&mut known.changes));
+            *known = Known { generation, changes, ..Known::default() };
         }
         if let Some(uid) = &entry.application.uid {
             known.uids.insert(uid.clone(), entry.application.key);

@@ -18,8 +18,9 @@ const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
 
-/// While there is nothing to do but wait for the lanes.
-const PAUSE: Duration = Duration::from_millis(250);
+/// While there is nothing to do but wait for the lanes: longer and longer.
+const PAUSE_MIN: Duration = Duration::from_millis(25);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub struct Tasks {
@@ -52,22 +53,35 @@ async fn work_off(
     retention: Retention,
     expired_at: &mut Timestamp,
 ) -> Result<(), StoreError> {
-    if clock::now().since(*expired_at) >= EXPIRE_EVERY {
-        expire_parked(store, directory).await?;
-        *expired_at = clock::now();
-    }
     // In turns, a step each, so that nothing short waits for something long.
+    let mut pause = PAUSE_MIN;
     loop {
+        if clock::now().since(*expired_at) >= EXPIRE_EVERY {
+            *expired_at = clock::now();
+            expire_parked(store, directory).await?;
+        }
         let unfinished = store.unfinished_tasks().await?;
         let mut moved = false;
         for task in &unfinished {
-            moved |= advance(store, *task).await?;
+            moved |= match advance(store, *task).await {
+                Err(error @ (StoreError::Busy | StoreError::Full | StoreError::Database(_))) => {
+                    tracing::warn!(task = task.0, %error, "a task could not go on; it is tried again");
+                    false
+                }
+                done => done?,
+            };
         }
         let more = store.bury(clock::now()).await? | store.tidy(clock::now(), retention).await?;
         match (moved || more, unfinished.is_empty()) {
-            (true, _) => tokio::time::sleep(BREATH).await,
+            (true, _) => {
+                pause = PAUSE_MIN;
+                tokio::time::sleep(BREATH).await;
+            }
             // Tasks wait for their lanes to drain.
-            (false, false) => tokio::time::sleep(PAUSE).await,
+            (false, false) => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
             (false, true) => return Ok(()),
         }
     }

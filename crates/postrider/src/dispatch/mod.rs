@@ -49,9 +49,20 @@ enum Event {
     Loaded(EndpointKey, Loaded),
     LoadFailed(EndpointKey),
     Spilled(Vec<DeliveryId>),
-    LaneFound { endpoint: EndpointKey, settings: LaneSettings, due: Timestamp },
-    HealthFound { endpoint: EndpointKey, settings: LaneSettings, health: Health },
-    AppChanged(AppKey, Option<Arc<AppEntry>>),
+    LaneFound {
+        endpoint: EndpointKey,
+        settings: LaneSettings,
+        due: Timestamp,
+    },
+    HealthFound {
+        endpoint: EndpointKey,
+        settings: LaneSettings,
+        health: Health,
+    },
+    AppRead(AppKey, Option<Arc<AppEntry>>),
+    /// An endpoint of this application was disabled.
+    Disabled(AppKey),
+    EndpointGone(EndpointKey),
 }
 
 pub struct Dispatch {
@@ -67,6 +78,8 @@ pub struct Dispatch {
     committing: bool,
     /// Lanes that had something waiting when the last run ended and have not been opened since.
     unopened: HashMap<EndpointKey, Timestamp>,
+    /// Applications whose settings are being read.
+    reading: HashMap<AppKey, Reading>,
     notices: Notices,
     in_flight: metrics::Gauge,
 }
@@ -92,6 +105,7 @@ impl Dispatch {
             unsettled: Vec::new(),
             committing: false,
             unopened: HashMap::new(),
+            reading: HashMap::new(),
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
         }
     }
@@ -218,12 +232,19 @@ impl Dispatch {
             Event::Spilled(deliveries) => self.engine.spilled(&deliveries, now),
             Event::LaneFound { endpoint, settings, due } => {
                 self.unopened.remove(&endpoint);
-                self.engine.expect(endpoint, settings, due, now);
+                self.engine.expect(endpoint, self.newest(endpoint, settings), due, now);
             }
             Event::HealthFound { endpoint, settings, health } => {
-                self.engine.set_health(endpoint, settings, health, now);
+                self.engine.set_health(endpoint, self.newest(endpoint, settings), health, now);
             }
-            Event::AppChanged(app, entry) => self.adopt(app, entry, now),
+            Event::AppRead(app, entry) => match self.reading.remove(&app) {
+                Some(Reading::Outdated) => self.read(app),
+                Some(Reading::Current) | None => self.adopt(app, entry, now),
+            },
+            Event::Disabled(app) => self.reread(app),
+            Event::EndpointGone(endpoint) => {
+                self.engine.set_lane(endpoint, gone_lane(AppKey::new(0), None), now);
+            }
         }
     }
 
@@ -275,35 +296,51 @@ impl Dispatch {
     }
 
     /// A lane whose settings are not at hand starts parked, and is freed when they have been read.
-    fn settings_of(&self, endpoint: EndpointKey, app: AppKey) -> LaneSettings {
+    fn settings_of(&mut self, endpoint: EndpointKey, app: AppKey) -> LaneSettings {
         match self.directory.endpoint_at_hand(endpoint) {
             Some(entry) => entry.lane,
             None => {
-                self.reread(app);
-                LaneSettings { in_flight_max: 1, parked: true, ..gone_lane(app) }
+                if !self.reading.contains_key(&app) {
+                    self.read(app);
+                }
+                LaneSettings { in_flight_max: 1, parked: true, ..gone_lane(app, None) }
             }
         }
     }
 
-    fn reread(&self, app: AppKey) {
+    /// What is known by now, for settings that were read some time ago.
+    fn newest(&self, endpoint: EndpointKey, read: LaneSettings) -> LaneSettings {
+        self.directory.endpoint_at_hand(endpoint).map_or(read, |entry| entry.lane)
+    }
+
+    /// Settings of this application changed. Of changes that come close together the last one counts: what a read
+    /// brings that began before it is thrown away.
+    fn reread(&mut self, app: AppKey) {
         self.directory.changed(app);
+        match self.reading.get_mut(&app) {
+            Some(reading) => *reading = Reading::Outdated,
+            None => self.read(app),
+        }
+    }
+
+    fn read(&mut self, app: AppKey) {
+        self.reading.insert(app, Reading::Current);
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move {
             let by = By::Key(app);
             let entry = insist(|| directory.application(&by)).await;
-            let _ = events.send(Event::AppChanged(app, entry));
+            let _ = events.send(Event::AppRead(app, entry));
         });
     }
 
     fn reread_endpoint(&self, endpoint: EndpointKey) {
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move {
-            let Some(entry) = insist(|| directory.endpoint(endpoint)).await else { return };
-            let app = entry.lane.app;
-            directory.changed(app);
-            let by = By::Key(app);
-            let entry = insist(|| directory.application(&by)).await;
-            let _ = events.send(Event::AppChanged(app, entry));
+            let event = match insist(|| directory.endpoint(endpoint)).await {
+                Some(entry) => Event::Disabled(entry.lane.app),
+                None => Event::EndpointGone(endpoint),
+            };
+            let _ = events.send(event);
         });
     }
 
@@ -315,9 +352,11 @@ impl Dispatch {
             left.remove(&endpoint.key);
             self.engine.set_lane(endpoint.key, endpoint.lane, now);
         }
+        // They still share the application's rate.
+        let gone = gone_lane(app, entry.as_ref().and_then(|entry| entry.application.rate_limit));
         for endpoint in left {
-            self.engine.set_health(endpoint, gone_lane(app), Health::default(), now);
-            self.engine.set_lane(endpoint, gone_lane(app), now);
+            self.engine.set_health(endpoint, gone, Health::default(), now);
+            self.engine.set_lane(endpoint, gone, now);
         }
         self.tasks.wake();
     }
@@ -356,6 +395,12 @@ impl Dispatch {
     }
 }
 
+/// Whether what is being read will still be right when it comes.
+enum Reading {
+    Current,
+    Outdated,
+}
+
 /// That something will be heard of every parcel that is sent out, even if its task dies on the way.
 struct Promise {
     events: mpsc::UnboundedSender<Event>,
@@ -390,16 +435,16 @@ async fn announce_lane(
 ) {
     let settings = match insist(|| directory.endpoint(endpoint)).await {
         Some(entry) => entry.lane,
-        None => gone_lane(AppKey::new(0)),
+        None => gone_lane(AppKey::new(0), None),
     };
     let _ = events.send(Event::LaneFound { endpoint, settings, due });
 }
 
 /// The lane of an endpoint that was deleted: whatever is in it is sent on its way to the dead letters.
-fn gone_lane(app: AppKey) -> LaneSettings {
+fn gone_lane(app: AppKey, app_rate: Option<u32>) -> LaneSettings {
     LaneSettings {
         app,
-        app_rate: None,
+        app_rate,
         in_flight_max: 100,
         rate: None,
         parked: false,

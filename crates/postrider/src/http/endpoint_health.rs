@@ -17,9 +17,11 @@ use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{
     Timestamp,
-    policy::{self, Breaker, DisableReason, Health, breaker::Standing},
+    policy::{self, Breaker, DisableReason, Health, WhileOpen, breaker::Standing},
 };
-use postrider_store::{Disabled, Endpoint, Expect, Keep, PutError, TaskKind};
+use postrider_store::{
+    Disabled, Endpoint, Expect, Keep, Order, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -37,7 +39,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthOut {
-    /// `healthy`, `failing`, `tripped`, `probing` or `disabled`.
+    /// `healthy`, `refusing`, `failing`, `tripped`, `probing` or `disabled`.
     #[schema(example = "healthy")]
     state: &'static str,
     /// What that means, in a sentence.
@@ -50,9 +52,17 @@ pub struct HealthOut {
     failing_since: Option<Time>,
     /// Messages in a row that it refused for good.
     permanent_streak: u32,
-    /// When it will be disabled unless it answers before.
+    /// How many would disable it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permanent_streak_max: Option<u32>,
+    /// If it still fails then, it is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     disable_at: Option<Time>,
+    /// Its owner has been warned that it is about to be disabled.
+    warned: bool,
+    /// The task that sifts its backlog before it goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resuming: Option<String>,
     /// Where the health was asked for; a change is not held up by counting.
     #[serde(skip_serializing_if = "Option::is_none")]
     backlog: Option<BacklogOut>,
@@ -98,7 +108,6 @@ pub struct BacklogOut {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResumeIn {
-    #[schema(value_type = Option<String>)]
     #[serde(default)]
     deliver: Deliver,
     /// With `since`: what was accepted at or after this moment.
@@ -106,7 +115,7 @@ pub struct ResumeIn {
 }
 
 /// What of the backlog is still delivered. The rest becomes dead letters, cancelled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Deliver {
     #[default]
@@ -150,7 +159,8 @@ async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Health
         (Some(since), Some(after), None) => Some(since.plus(after)),
         (_, _, _) => None,
     };
-    let (state, summary) = summary(endpoint.disabled, health, disable_at, now);
+    let resuming = running_resume(api, app, endpoint).await?.map(|task| api.ids.id_of(task));
+    let (state, summary) = summary(endpoint.disabled, health, &rules, disable_at, now);
     Ok(HealthOut {
         state,
         summary,
@@ -160,7 +170,10 @@ async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Health
         breaker: BreakerOut::of(health.breaker, rules.breaker.map(|breaker| breaker.failures), now),
         failing_since: health.failing_since.map(Time),
         permanent_streak: health.permanent_streak,
+        permanent_streak_max: rules.disable.permanent_streak,
         disable_at: disable_at.map(Time),
+        warned: health.warned,
+        resuming,
         backlog: None,
     })
 }
@@ -184,6 +197,7 @@ impl BreakerOut {
 fn summary(
     disabled: Option<Disabled>,
     health: Health,
+    rules: &policy::Rules,
     disable_at: Option<Timestamp>,
     now: Timestamp,
 ) -> (&'static str, String) {
@@ -199,18 +213,29 @@ fn summary(
     }
     match health.breaker.standing(now) {
         Standing::Open { until } => {
-            ("tripped", format!("It kept failing and is left alone until {}. Its messages wait.", Time(until)))
+            let meanwhile = match rules.breaker.map(|breaker| breaker.while_open) {
+                Some(WhileOpen::DeadLetter) => "What comes meanwhile goes to the dead letters",
+                Some(WhileOpen::Hold) | None => "Its messages wait",
+            };
+            ("tripped", format!("It kept failing and is left alone until {}. {meanwhile}.", Time(until)))
         }
         Standing::HalfOpen => {
             ("probing", "It kept failing; one request is let through to see if it is back.".to_owned())
         }
-        Standing::Closed => match (health.failing_since, disable_at) {
-            (None, _) => ("healthy", "It takes its messages.".to_owned()),
-            (Some(since), Some(at)) => (
+        Standing::Closed => match (health.failing_since, disable_at, health.permanent_streak) {
+            (Some(since), Some(at), _) => (
                 "failing",
-                format!("No success since {}. It will be disabled at {} unless it answers.", Time(since), Time(at)),
+                format!("No success since {}. If it still fails after {}, it is disabled.", Time(since), Time(at)),
             ),
-            (Some(since), None) => ("failing", format!("No success since {}.", Time(since))),
+            (Some(since), None, _) => ("failing", format!("No success since {}.", Time(since))),
+            (None, _, 0) => ("healthy", "It takes its messages.".to_owned()),
+            (None, _, streak) => {
+                let limit = match rules.disable.permanent_streak {
+                    Some(max) => format!("; at {max} it is disabled"),
+                    None => String::new(),
+                };
+                ("refusing", format!("It refused the last {streak} messages for good{limit}."))
+            }
         },
     }
 }
@@ -279,6 +304,7 @@ async fn pause(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<
     query.finish()?;
     let now = (api.clock)();
     let disabled = Some(Disabled { why: DisableReason::Manual, at: now });
+    end_resume(&api, &app, &app.endpoint(&api).await?).await?;
     let endpoint = change(&api, &app, now, |old| old.disabled.or(disabled)).await?;
     Ok(json(StatusCode::OK, &health_of(&api, &app, &endpoint).await?))
 }
@@ -296,7 +322,7 @@ async fn pause(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<
         (status = 200, body = HealthOut, description = "With `all`: it goes on at once"),
         (status = 202, body = TaskOut, description = "The backlog is sifted first, then it goes on"),
         (status = 404, body = HttpErrorOut),
-        (status = 409, body = HttpErrorOut, description = "It is not paused, and its backlog cannot be sifted"),
+        (status = 409, body = HttpErrorOut, description = "It is not paused, or is being resumed already"),
         (status = 422, body = HttpValidationError),
     ))]
 async fn resume(
@@ -308,8 +334,14 @@ async fn resume(
 ) -> Result<Response, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
-    let keep = parse::<ResumeIn>(&body)?.keep()?;
+    let asked = if body.is_empty() { ResumeIn { deliver: Deliver::All, since: None } } else { parse(&body)? };
+    let keep = asked.keep()?;
     let endpoint = app.endpoint(&api).await?;
+    if let Some(task) = running_resume(&api, &app, &endpoint).await? {
+        let task = api.ids.id_of(task);
+        let detail = format!("{task} is resuming it; wait for that, or cancel it");
+        return Ok(json(StatusCode::CONFLICT, &HttpErrorOut { code: "conflict", detail: detail.into() }));
+    }
     if keep == Keep::All {
         let endpoint = change(&api, &app, (api.clock)(), |_| None).await?;
         return Ok(json(StatusCode::OK, &health_of(&api, &app, &endpoint).await?));
@@ -320,6 +352,23 @@ async fn resume(
     }
     let kind = TaskKind::Resume { endpoint: endpoint.key.raw(), keep };
     background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+}
+
+/// The task that is resuming an endpoint, if there is one.
+async fn running_resume(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Option<TaskKey>, Error> {
+    let filter = TaskFilter { app: Some(app.key()), status: Some(TaskStatus::Running), kinds: vec!["resume"] };
+    let page = Page { from: None, order: Order::Descending, limit: 1_000 };
+    let tasks = api.store.tasks(filter, page).await?;
+    let resumes = |task: &Task| matches!(task.kind, TaskKind::Resume { endpoint: of, .. } if of == endpoint.key.raw());
+    Ok(tasks.into_iter().find(resumes).map(|task| task.key))
+}
+
+/// Whoever says now whether an endpoint is to be disabled has the last word over a task that would enable it later.
+pub(super) async fn end_resume(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<(), Error> {
+    if let Some(task) = running_resume(api, app, endpoint).await? {
+        api.store.cancel_task(task, (api.clock)()).await?;
+    }
+    Ok(())
 }
 
 async fn change(

@@ -3,7 +3,7 @@
 use super::{
     Api,
     auth::InApp,
-    endpoint_headers,
+    endpoint_headers, endpoint_health,
     error::{Error, HttpErrorOut, HttpValidationError},
     event_types,
     extract::{JsonBytes, Patch, Query, given, parse},
@@ -541,6 +541,9 @@ async fn put(
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
         check_rules(&api, &app, old.as_ref(), &new)?;
+        if let Some(old) = old.as_ref().filter(|old| old.disabled.is_some()) {
+            endpoint_health::end_resume(&api, &app, old).await?;
+        }
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -578,6 +581,9 @@ async fn patch(
     for _ in 0..TRIES_MAX {
         let patch: EndpointPatch = parse(&body)?;
         let old = app.endpoint(&api).await?;
+        if old.disabled.is_some() && patch.disabled.is_some() {
+            endpoint_health::end_resume(&api, &app, &old).await?;
+        }
         let new = patch.apply(&old, &api.url_rules(), (api.clock)())?;
         if new.event_types != old.event_types {
             event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
