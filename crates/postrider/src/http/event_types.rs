@@ -54,7 +54,7 @@ pub struct EventTypeIn {
     feature_flag: Option<TypeName>,
     /// When messages of this type are tried again, whatever their endpoint says.
     #[serde(default)]
-    #[schema(value_type = Option<RetryPolicy>)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
     retry_policy: Patch<RetryPolicy>,
     #[serde(default)]
     #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
@@ -81,7 +81,7 @@ pub struct EventTypeUpsertIn {
     feature_flag: Option<TypeName>,
     /// Kept if absent, taken away with null; as are the next two.
     #[serde(default)]
-    #[schema(value_type = Option<RetryPolicy>)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
     retry_policy: Patch<RetryPolicy>,
     #[serde(default)]
     #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
@@ -114,7 +114,7 @@ pub struct EventTypePatch {
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Patch<TypeName>,
     #[serde(default)]
-    #[schema(value_type = Option<RetryPolicy>)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
     retry_policy: Patch<RetryPolicy>,
     #[serde(default)]
     #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]

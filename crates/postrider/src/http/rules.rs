@@ -22,7 +22,7 @@ macro_rules! with_rules {
             $($fields)*
             /// When to try again, and when to give up: the name of a preset, or fields, or both.
             #[serde(default)]
-            #[schema(value_type = Option<$crate::rules::RetryPolicy>)]
+            #[schema(value_type = Option<$crate::rules::RetryPolicyForm>)]
             retry_policy: $crate::http::extract::Patch<$crate::rules::RetryPolicy>,
             /// What an answer means here, such as `{"404": "retry", "5xx": "retry", "timeout": "permanent"}`.
             #[serde(default)]
@@ -33,7 +33,7 @@ macro_rules! with_rules {
             timeouts: $crate::http::extract::Patch<$crate::rules::TimeoutsIn>,
             /// `false`: none.
             #[serde(default)]
-            #[schema(value_type = Option<$crate::rules::CircuitBreaker>)]
+            #[schema(value_type = Option<$crate::rules::CircuitBreakerForm>)]
             circuit_breaker: $crate::http::extract::Patch<$crate::rules::Toggle<$crate::rules::CircuitBreaker>>,
             /// Requests at a time to one endpoint.
             #[serde(default)]
@@ -47,7 +47,7 @@ macro_rules! with_rules {
             signature: $crate::http::extract::Patch<$crate::rules::Signature>,
             /// When an endpoint is disabled by itself; `false`: never.
             #[serde(default)]
-            #[schema(value_type = Option<$crate::rules::AutoDisable>)]
+            #[schema(value_type = Option<$crate::rules::AutoDisableForm>)]
             auto_disable: $crate::http::extract::Patch<$crate::rules::Toggle<$crate::rules::AutoDisable>>,
         }
 

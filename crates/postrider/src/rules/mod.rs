@@ -50,12 +50,43 @@ pub fn path_of(field: &'static str) -> Vec<&'static str> {
     }
 }
 
+/// What is written in the place of a retry policy.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `RetryPolicy` reads")]
+pub enum RetryPolicyForm {
+    /// The name of a preset.
+    Preset(String),
+    Fields(RetryPolicy),
+}
+
+/// What is written in the place of a breaker.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `Toggle` reads")]
+pub enum CircuitBreakerForm {
+    /// `false`: none; `true`: with its defaults.
+    Switch(bool),
+    Fields(CircuitBreaker),
+}
+
+/// What is written in the place of the rule.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `Toggle` reads")]
+pub enum AutoDisableForm {
+    /// `false`: never; `true`: by its defaults.
+    Switch(bool),
+    Fields(AutoDisable),
+}
+
 /// Everything that one level can say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rules {
     /// When to try again, and when to give up: the name of a preset, or fields, or both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RetryPolicyForm>)]
     pub retry_policy: Option<RetryPolicy>,
     /// What an answer means here, such as `{"404": "retry", "5xx": "retry", "timeout": "permanent"}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,7 +96,7 @@ pub struct Rules {
     pub timeouts: Option<TimeoutsIn>,
     /// `false`: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<CircuitBreaker>)]
+    #[schema(value_type = Option<CircuitBreakerForm>)]
     pub circuit_breaker: Option<Toggle<CircuitBreaker>>,
     /// Requests at a time to one endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +108,7 @@ pub struct Rules {
     pub signature: Option<Signature>,
     /// When an endpoint is disabled by itself; `false`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<AutoDisable>)]
+    #[schema(value_type = Option<AutoDisableForm>)]
     pub auto_disable: Option<Toggle<AutoDisable>>,
 }
 
