@@ -4,7 +4,7 @@ use super::{
     Api,
     auth::{Caller, require},
     error::{Error, HttpErrorOut},
-    extract::{Query, path_params},
+    extract::{NoBody, Query, path_params},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut},
     time::Time,
@@ -300,7 +300,7 @@ async fn get(State(api): State<Arc<Api>>, named: Named, query: Query) -> Result<
     tag = "Background Task",
     params(("task_id" = String, Path)),
     responses((status = 200, body = BackgroundTaskOut), (status = 404, body = HttpErrorOut)))]
-async fn cancel(State(api): State<Arc<Api>>, named: Named, query: Query) -> Result<Response, Error> {
+async fn cancel(State(api): State<Arc<Api>>, named: Named, query: Query, _: NoBody) -> Result<Response, Error> {
     query.finish()?;
     require(&named.principal, Capability::CreateAttempts)?;
     let task = api.store.cancel_task(named.task.key, (api.clock)()).await?.ok_or(Error::NotFound)?;

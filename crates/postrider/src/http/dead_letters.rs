@@ -6,7 +6,7 @@ use super::{
     auth::InApp,
     background_tasks::{self, TaskOut},
     error::{Error, HttpErrorOut, HttpValidationError},
-    extract::{JsonBytes, Query, parse},
+    extract::{JsonBytes, NoBody, Query, parse},
     fields::{Several, TypeName},
     idempotency::{IdempotencyKey, answer, conclude, json},
     messages::{self, MessageOut},
@@ -377,7 +377,13 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Re
         (status = 404, body = HttpErrorOut, description = "There is no such dead letter"),
         (status = 409, body = HttpErrorOut, description = "Its endpoint was deleted"),
     ))]
-async fn replay(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, query: Query) -> Result<Response, Error> {
+async fn replay(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    key: IdempotencyKey,
+    query: Query,
+    _: NoBody,
+) -> Result<Response, Error> {
     app.require(Capability::CreateAttempts)?;
     query.finish()?;
     let dead = dead_key(&api, &app).await?;

@@ -8,7 +8,7 @@ use super::{
     auth::InApp,
     background_tasks::{self, TaskOut},
     error::{Error, HttpErrorOut, HttpValidationError},
-    extract::{JsonBytes, Query, parse},
+    extract::{JsonBytes, NoBody, Query, parse},
     idempotency::{IdempotencyKey, json},
     time::Time,
 };
@@ -267,7 +267,7 @@ async fn health(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result
         ("endpoint_id" = String, Path, description = "The endpoint's id or uid"),
     ),
     responses((status = 200, body = HealthOut), (status = 404, body = HttpErrorOut)))]
-async fn reset(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
+async fn reset(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody) -> Result<Response, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
@@ -299,7 +299,7 @@ async fn backlog(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> R
         ("endpoint_id" = String, Path, description = "The endpoint's id or uid"),
     ),
     responses((status = 200, body = HealthOut), (status = 404, body = HttpErrorOut)))]
-async fn pause(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
+async fn pause(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody) -> Result<Response, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let now = (api.clock)();

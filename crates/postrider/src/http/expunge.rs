@@ -5,7 +5,7 @@ use super::{
     auth::InApp,
     background_tasks::{self, TaskOut},
     error::{Error, HttpErrorOut, HttpValidationError},
-    extract::{JsonBytes, Query, parse},
+    extract::{JsonBytes, NoBody, Query, parse},
     fields::{Several, TypeName},
     idempotency::{IdempotencyKey, answer, conclude},
 };
@@ -96,7 +96,13 @@ async fn many(
     ),
     responses((status = 202, body = TaskOut, description = "The work has been taken on"),
         (status = 404, body = HttpErrorOut)))]
-async fn all(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, query: Query) -> Result<Response, Error> {
+async fn all(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    key: IdempotencyKey,
+    query: Query,
+    _: NoBody,
+) -> Result<Response, Error> {
     app.require_environment()?;
     query.finish()?;
     background_tasks::start(&api, app.key(), TaskKind::Purge, (&key, &app.principal, &[])).await
