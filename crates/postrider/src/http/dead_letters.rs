@@ -25,7 +25,10 @@ use postrider_store::{
     TaskKind,
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -257,8 +260,8 @@ async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resu
     let letters = api.store.dead_letters(app.key(), filter, asked.page()).await?;
     let mut endpoints = HashMap::new();
     for letter in &letters {
-        if !endpoints.contains_key(&letter.endpoint) {
-            endpoints.insert(letter.endpoint, api.store.endpoint(app.key(), By::Key(letter.endpoint)).await?);
+        if let Entry::Vacant(unknown) = endpoints.entry(letter.endpoint) {
+            unknown.insert(api.store.endpoint(app.key(), By::Key(letter.endpoint)).await?);
         }
     }
     let list = asked.answer(letters, &api.ids, key_of, |letter| {

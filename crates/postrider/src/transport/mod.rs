@@ -226,7 +226,7 @@ impl Transport {
                 Step::Refuse(refusal) => return Ok(reply.refused(refusal)),
                 Step::Follow(url) => {
                     carry_over(&mut headers_next, trail.here(), &url, kept_across_hosts);
-                    trail.go(url);
+                    trail.go(*url);
                     headers = headers_next;
                     led_here = Some(reply);
                     hop_started = Instant::now();

@@ -19,7 +19,7 @@ pub(super) struct Trail<'a> {
 pub(super) enum Step {
     /// This answer is the outcome.
     Stay,
-    Follow(EndpointUrl),
+    Follow(Box<EndpointUrl>),
     /// It would have been followed, but for this.
     Refuse(Refusal),
 }
@@ -66,7 +66,7 @@ impl<'a> Trail<'a> {
         if !is_followed {
             return Step::Stay;
         }
-        self.next(&answer.headers, rules).map_or_else(Step::Refuse, Step::Follow)
+        self.next(&answer.headers, rules).map_or_else(Step::Refuse, |url| Step::Follow(Box::new(url)))
     }
 
     pub fn go(&mut self, url: EndpointUrl) {
