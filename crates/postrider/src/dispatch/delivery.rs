@@ -70,6 +70,11 @@ impl Carrier {
             // Our own trouble: nobody was called, and nothing is charged.
             Err(_) => return Settled::untouched(&parcel, started),
         };
+        // It was paused a moment ago, and its lane has not heard of that yet. Whoever was told that it is paused must not
+        // see it called after that.
+        if endpoint.lane.parked {
+            return Settled::untouched(&parcel, started);
+        }
         let expired = rules.policy.is_expired(parcel.progress, parcel.queued_at, started);
         if expired && parcel.id.trigger == Trigger::Scheduled {
             return self.end_untried(parcel, DeathReason::Expired, started);
