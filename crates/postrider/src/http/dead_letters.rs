@@ -426,3 +426,23 @@ const ATTEMPTS_MAX: usize = 1_000;
 
 /// Counting stops here: more is "a lot" to anyone.
 const COUNT_MAX: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_engine::{EndpointKey, MessageKey};
+
+    #[test]
+    fn a_place_in_the_list_is_read_back_as_it_was_shown() {
+        let ids = IdCodec::new([3; 16]);
+        let place = DeadKey { message: MessageKey::new(7 << 20), endpoint: EndpointKey::new(9 << 20) };
+        let shown = place.show(&ids);
+        assert!(shown.starts_with("msg_") && shown.contains(":ep_"), "{shown}");
+        assert_eq!(DeadKey::read(&shown, &ids), Some(place));
+        let (message, endpoint) = shown.split_once(':').unwrap();
+        for wrong in ["", ":", message, &format!("{endpoint}:{message}"), &format!("{message}:"), &format!("{shown}:")]
+        {
+            assert_eq!(DeadKey::read(wrong, &ids), None, "{wrong}");
+        }
+    }
+}

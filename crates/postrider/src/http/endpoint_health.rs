@@ -395,3 +395,70 @@ async fn change(
 
 /// How often a change is begun anew when someone else is faster.
 const TRIES_MAX: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_767_225_600_000);
+
+    #[test]
+    fn how_an_endpoint_fares_is_one_word_and_a_sentence() {
+        let later = NOW.plus(Duration::from_mins(5));
+        let open = |until| Health { breaker: Breaker::Open { until, trips: 2 }, ..Health::default() };
+        let failing = Health { failing_since: Some(NOW), ..Health::default() };
+        let paused = |why| Some(Disabled { why, at: NOW });
+        for (disabled, health, disable_at, word, part) in [
+            (None, Health::default(), None, "healthy", "takes its messages"),
+            (None, failing, None, "failing", "No success since 2026-01-01T00:00:00Z."),
+            (None, failing, Some(later), "failing", "still fails after 2026-01-01T00:05:00Z"),
+            (None, Health { permanent_streak: 3, ..Health::default() }, None, "refusing", "the last 3 messages"),
+            (None, open(later), None, "tripped", "left alone until 2026-01-01T00:05:00Z"),
+            (None, open(NOW), None, "probing", "one request"),
+            (paused(DisableReason::Manual), open(later), None, "disabled", "on request"),
+            (paused(DisableReason::Gone), failing, None, "disabled", "410"),
+            (paused(DisableReason::Failing), failing, None, "disabled", "too long"),
+            (paused(DisableReason::Quarantined), failing, None, "disabled", "refused"),
+            (paused(DisableReason::Asked), failing, None, "disabled", "asked"),
+        ] {
+            let (state, sentence) = summary(disabled, health, &policy::Rules::default(), disable_at, NOW);
+            assert_eq!(state, word, "{sentence}");
+            assert!(sentence.contains(part), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_breaker_is_shown_as_it_stands() {
+        let open = Breaker::Open { until: NOW, trips: 3 };
+        let before = Timestamp::from_millis(NOW.as_millis() - 1);
+        for (breaker, failures_max, now, state, trips) in [
+            (Breaker::Closed { failures: 2 }, Some(20), NOW, "closed", 0),
+            (Breaker::Closed { failures: 0 }, None, NOW, "off", 0),
+            (open, Some(20), before, "open", 3),
+            (open, Some(20), NOW, "half-open", 3),
+        ] {
+            let shown = BreakerOut::of(breaker, failures_max, now);
+            assert_eq!((shown.state, shown.trips, shown.open_until.is_some()), (state, trips, state == "open"));
+        }
+    }
+
+    #[test]
+    fn a_moment_goes_with_since_and_with_nothing_else() {
+        for (body, keep) in [
+            ("{}", Some(Keep::All)),
+            (r#"{"deliver":"all"}"#, Some(Keep::All)),
+            (r#"{"deliver":"none"}"#, Some(Keep::None)),
+            (r#"{"deliver":"newest-per-key"}"#, Some(Keep::NewestPerKey)),
+            (r#"{"deliver":"since","since":"2026-01-01T00:00:00Z"}"#, Some(Keep::Since(NOW.as_millis()))),
+            (r#"{"deliver":"since"}"#, None),
+            (r#"{"since":"2026-01-01T00:00:00Z"}"#, None),
+            (r#"{"deliver":"none","since":"2026-01-01T00:00:00Z"}"#, None),
+            (r#"{"deliver":"newest"}"#, None),
+            (r#"{"deliver":"all","which":1}"#, None),
+        ] {
+            let read = parse::<ResumeIn>(body.as_bytes()).and_then(ResumeIn::keep);
+            assert_eq!(read.ok(), keep, "{body}");
+        }
+    }
+}

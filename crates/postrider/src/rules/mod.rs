@@ -14,7 +14,7 @@ pub use fields::{
 };
 pub use retry_policy::RetryPolicy;
 
-use postrider_engine::policy::{self, Layer, SignatureForm, flaws::Flaw};
+use postrider_engine::policy::{self, Layer};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -131,22 +131,6 @@ impl Rules {
         (*self != Self::default()).then(|| serde_json::to_string(self).expect("names and numbers become JSON"))
     }
 
-    /// What is wrong with them, taken by themselves.
-    pub fn check(&self) -> Vec<Flaw> {
-        let layer = self.layer();
-        let mut flaws = layer.check();
-        if let Some(
-            SignatureForm::Stripe { header, id_header: Some(id) }
-            | SignatureForm::Scheme { header, id_header: Some(id) },
-        ) = &layer.signature
-            && header == id
-        {
-            // The id would stand in the signature's place.
-            flaws.push(Flaw { field: "signature.id_header", words: "must not be the same header".to_owned() });
-        }
-        flaws
-    }
-
     pub fn layer(&self) -> Layer {
         let mut layer = Layer::default();
         if let Some(policy) = &self.retry_policy {
@@ -168,5 +152,100 @@ impl Rules {
             (layer.disable_after, layer.disable_streak) = disable.layer();
         }
         layer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_engine::policy::presets;
+    use serde_json::{Value, json};
+
+    fn read(text: Value) -> Rules {
+        serde_json::from_value(text).expect("rules")
+    }
+
+    #[test]
+    fn whatever_can_be_said_reaches_the_engine() {
+        let policy = |inside: Value| json!({"retryPolicy": inside});
+        for said in [
+            policy(json!("slack")),
+            policy(json!({"schedule": {"type": "exponential", "base": "1s"}})),
+            policy(json!({"schedule": {"type": "exponential", "base": "1s", "factor": 1.5, "cap": "1m"}})),
+            policy(json!({"schedule": {"type": "fixed", "interval": "1s"}})),
+            policy(json!({"schedule": {"type": "table", "delays": ["1s"]}})),
+            policy(json!({"schedule": {"type": "table", "delays": ["1s"], "then": "stop"}})),
+            policy(json!({"jitter": "none"})),
+            policy(json!({"jitter": "full"})),
+            policy(json!({"jitter": "decorrelated"})),
+            policy(json!({"jitter": {"type": "proportional", "percent": 5}})),
+            policy(json!({"jitter": {"type": "additive", "percent": 5}})),
+            policy(json!({"maxAttempts": 3})),
+            policy(json!({"giveUpAfter": "1h"})),
+            policy(json!({"ambiguous": {"maxAttempts": 3}})),
+            policy(json!({"ambiguous": {"giveUpAfter": "2h"}})),
+            policy(json!({"holdFor": "1h"})),
+            policy(json!({"retryAfter": {"mode": "override"}})),
+            policy(json!({"retryAfter": {"cap": "1h"}})),
+            policy(json!({"followRedirects": 1})),
+            json!({"statusOverrides": {"404": "permanent"}}),
+            json!({"statusOverrides": {"4xx": "retry"}}),
+            json!({"statusOverrides": {"timeout": "permanent"}}),
+            json!({"timeouts": {"connect": "1s"}}),
+            json!({"timeouts": {"firstByte": "1s"}}),
+            json!({"timeouts": {"total": "20s"}}),
+            json!({"circuitBreaker": false}),
+            json!({"circuitBreaker": {"failures": 3}}),
+            json!({"circuitBreaker": {"coolDown": "1s"}}),
+            json!({"circuitBreaker": {"coolDownMax": "1h"}}),
+            json!({"circuitBreaker": {"whileOpen": "dead-letter"}}),
+            json!({"maxInFlight": 3}),
+            json!({"ordering": "none"}),
+            json!({"ordering": "fifo"}),
+            json!({"signature": {"style": "stripe", "header": "x-a"}}),
+            json!({"signature": {"style": "scheme", "header": "x-a", "idHeader": "x-b"}}),
+            json!({"autoDisable": false}),
+            json!({"autoDisable": {"failingFor": "1d"}}),
+            json!({"autoDisable": {"permanentStreak": 3}}),
+        ] {
+            let rules = read(said.clone());
+            assert_eq!(rules.layer().check(), [], "{said}");
+            let resolved = policy::Rules::resolve([&rules.layer()]);
+            assert_ne!(resolved, policy::Rules::default(), "{said} changes nothing");
+            assert_eq!(Rules::stored(rules.to_store().as_deref()), rules, "{said} is not read back");
+        }
+    }
+
+    #[test]
+    fn every_preset_can_be_named_and_is_itself() {
+        for preset in presets::all() {
+            let rules = read(json!({"retryPolicy": preset.name}));
+            let (named, itself) = ([&rules.layer()], [&preset.layer]);
+            assert_eq!(policy::Rules::resolve(named), policy::Rules::resolve(itself), "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn nothing_said_is_nothing_stored() {
+        assert_eq!(Rules::default().to_store(), None);
+        assert_eq!(Rules::stored(None), Rules::default());
+        assert_eq!(Rules::stored(Some(r#"{"ofALaterVersion":1}"#)), Rules::default());
+    }
+
+    #[test]
+    fn a_flaw_is_shown_where_the_field_stands() {
+        for (said, place) in [
+            (json!({"retryPolicy": {"schedule": {"type": "exponential", "base": "0s"}}}), "retryPolicy.schedule.base"),
+            (json!({"retryPolicy": {"retryAfter": {"cap": "31d"}}}), "retryPolicy.retryAfter.cap"),
+            (json!({"retryPolicy": {"ambiguous": {"maxAttempts": 0}}}), "retryPolicy.ambiguous.maxAttempts"),
+            (json!({"circuitBreaker": {"coolDownMax": "0s"}}), "circuitBreaker.coolDownMax"),
+            (json!({"autoDisable": {"failingFor": "0s"}}), "autoDisable.failingFor"),
+            (json!({"maxInFlight": 0}), "maxInFlight"),
+            (json!({"signature": {"style": "stripe", "header": "x-a", "idHeader": "X-A"}}), "signature.idHeader"),
+        ] {
+            let places: Vec<String> =
+                read(said.clone()).layer().check().iter().map(|flaw| path_of(flaw.field).join(".")).collect();
+            assert_eq!(places, [place], "{said}");
+        }
     }
 }
