@@ -7,7 +7,7 @@ mod support;
 
 use bytes::Bytes;
 use http::Method;
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use postrider::{clock, ids::IdCodec, keyring::Keyring, tokens::Access};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, Trigger,
@@ -26,6 +26,7 @@ use support::{
     api::Client,
     eventually,
     house::House,
+    now,
     receiver::Answer,
     server::Server,
     world::{World, hasty},
@@ -164,7 +165,7 @@ async fn what_an_endpoint_left_behind_when_it_was_deleted_is_still_found() {
     assert!(left.iter().all(|letter| letter["endpointUrl"].is_null() && letter["reason"] == "exhausted"), "{left:?}");
     let path = format!("dead-letter/{}/endpoint/{down}", sent[0]);
     assert_eq!(world.get(&path).await["allAttempts"].as_array().map(Vec::len), Some(2));
-    assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 404, "there is nobody to send it to");
+    assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 409, "there is nobody to send it to");
 }
 
 #[tokio::test]
@@ -175,7 +176,9 @@ async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
     // It cannot end before both have been asked for.
     world.receiver.always("/refuses", Answer::Status(204).after(Duration::from_millis(300)));
     assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await, (202, json!({})));
-    assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 404, "it is on its way already");
+    assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 202, "twice is as good as once");
+    let letter = world.get(&path).await;
+    assert_eq!((&letter["statusText"], &letter["reason"]), (&json!("sending"), &json!("permanent")), "{letter}");
     let (end, attempts) = world.end(&sent[1], "refuses").await;
     assert_eq!((end.as_str(), attempts.len()), ("success", 2));
     assert_eq!((&attempts[1]["verdict"]["cycle"], &attempts[1]["verdict"]["attemptNumber"]), (&json!(1), &json!(1)));
@@ -185,7 +188,6 @@ async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
     assert_eq!(again.header("webhook-id"), sent[1]);
     assert_eq!((again.header("webhook-id"), &again.body), (first.header("webhook-id"), &first.body), "the same bytes");
     assert!(!ids_in(&world.list("dead-letter?endpoint_id=refuses").await).contains(&sent[1]));
-    assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 404, "delivered, it is no dead letter");
 
     world.receiver.always("/refuses", Answer::Status(400));
     let path = format!("dead-letter/{}/endpoint/refuses", sent[0]);
@@ -195,6 +197,55 @@ async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
     })
     .await;
     assert!(letter["replayedAt"].is_string(), "{letter}");
+}
+
+#[tokio::test]
+async fn a_repeated_request_for_a_replay_is_told_what_the_first_was() {
+    let (mut world, sent) = world_of_refusals().await;
+    world.receiver.always("/refuses", Answer::Status(204));
+    let before = world.receiver.arrivals_at("/refuses").len();
+    let path = format!("/api/v1/app/acme/dead-letter/{}/endpoint/refuses/replay", sent[0]);
+    for _ in 0..2 {
+        let key = [("idempotency-key", "once")];
+        let (status, body) = world.client.send(Method::POST, &path, &key, "").await.expect("an answer");
+        assert_eq!((status.as_u16(), body.as_ref()), (202, &b"{}"[..]));
+    }
+    assert_eq!(world.end(&sent[0], "refuses").await.0, "success");
+    let all = "/api/v1/app/acme/dead-letter/replay";
+    let mut tasks = BTreeSet::new();
+    for _ in 0..2 {
+        let key = [("idempotency-key", "all")];
+        let (status, body) =
+            world.client.send(Method::POST, all, &key, r#"{"endpointId":"refuses"}"#).await.expect("an answer");
+        assert_eq!(status, 202);
+        tasks.insert(words(&serde_json::from_slice::<Value>(&body).expect("a task")["id"]).to_owned());
+    }
+    assert_eq!(tasks.len(), 1, "one task");
+    for id in &sent {
+        assert_eq!(world.end(id, "refuses").await.0, "success");
+    }
+    assert_eq!(world.receiver.arrivals_at("/refuses").len(), before + 4);
+}
+
+#[tokio::test]
+async fn what_waits_for_an_endpoint_when_it_is_deleted_becomes_dead_letters() {
+    let mut world = World::start().await;
+    world.endpoint("/held", json!({})).await;
+    let endpoint = words(&world.get("endpoint/held").await["id"]).to_owned();
+    world.post("endpoint/held/pause", Value::Null).await;
+    let mut sent = vec![world.send("a").await, world.send("a").await];
+    world.call(Method::DELETE, "endpoint/held", Value::Null).await;
+    let letters = eventually("both of them", async || {
+        Some(world.list("dead-letter?reason=endpoint-gone").await).filter(|letters| letters.len() == 2)
+    })
+    .await;
+    sent.reverse();
+    assert_eq!(ids_in(&letters), sent);
+    for letter in &letters {
+        assert_eq!((&letter["endpointId"], &letter["attempts"]), (&json!(endpoint), &json!(0)), "{letter}");
+        assert!(letter["endpointUrl"].is_null() && letter.get("lastAttempt").is_none(), "{letter}");
+    }
+    assert_eq!(world.receiver.count(), 0);
 }
 
 #[tokio::test]
@@ -292,7 +343,7 @@ async fn send_many(world: &World, count: usize) {
 }
 
 fn ago(span: SignedDuration) -> String {
-    (Timestamp::now() - span).to_string()
+    (now() - span).to_string()
 }
 
 #[tokio::test]
@@ -487,6 +538,7 @@ async fn tenants_are_strangers() {
     let house = House::new();
     let mut tokens = BTreeMap::new();
     let mut ids = BTreeMap::new();
+    let mut apps = BTreeMap::new();
     for name in ["acme", "other"] {
         let app = house.post("app", json!({"name": name, "uid": name})).await.expect(201);
         let body = json!({"url": "https://example.com", "uid": "hook", "disabled": true});
@@ -497,6 +549,7 @@ async fn tenants_are_strangers() {
         house.post(&cancel, json!({})).await.expect(200);
         let task = house.post(&format!("app/{name}/msg/expunge-all-contents"), Value::Null).await.expect(202);
         tokens.insert(name, house.app_token(words(&app["id"]), &Access::full()));
+        apps.insert(name, words(&app["id"]).to_owned());
         let id = |value: &Value| words(&value["id"]).to_owned();
         ids.insert(name, [id(&endpoint), id(&message), id(&task)]);
     }
@@ -545,6 +598,21 @@ async fn tenants_are_strangers() {
         let told = (answer.status.as_u16(), answer.text.as_str());
         assert_eq!(told, (404, r#"{"code":"not_found","detail":"Entity not found"}"#), "{method} {path}");
     }
+    let reader = house.app_token(&apps["acme"], &Access::read_only());
+    for (path, body) in [
+        ("app/acme/dead-letter/replay".to_owned(), json!({})),
+        (format!("app/acme/dead-letter/{message}/endpoint/{endpoint}/replay"), Value::Null),
+        ("app/acme/endpoint/hook/pause".to_owned(), Value::Null),
+        ("app/acme/endpoint/hook/resume".to_owned(), json!({})),
+        ("app/acme/endpoint/hook/health/reset".to_owned(), Value::Null),
+        ("app/acme/endpoint/hook/bulk-replay".to_owned(), json!({"since": "2026-01-01T00:00:00Z"})),
+        ("app/acme/endpoint/hook/cancel-msgs".to_owned(), json!({"createdBefore": "9999-01-01T00:00:00Z"})),
+        (format!("app/acme/msg/{message}/cancel"), json!({})),
+        (format!("background-task/{task}/cancel"), Value::Null),
+    ] {
+        house.call_as(&reader, "POST", &path, body).await.expect(403);
+    }
+    house.call_as(&reader, "GET", "app/acme/dead-letter", Value::Null).await.expect(200);
     let filter = format!("app/other/dead-letter?endpoint_id={endpoint}");
     let found = house.call_as(&tokens["other"], "GET", &filter, Value::Null).await;
     assert_eq!(found.expect(200)["data"], json!([]), "as for an endpoint that was never there");
@@ -664,12 +732,12 @@ async fn accept(store: &dyn Store, app: AppKey, endpoint: EndpointKey, n: usize)
             tags: Vec::new(),
             content_type: None,
             ordering_key: None,
+            deliver_at: None,
             payload: Bytes::from(format!("{{\"n\":{n}}}")),
         },
         payload_expires_at: None,
         owed: vec![endpoint],
         fifo: Vec::new(),
-        deliver_at: None,
         idempotency: None,
     };
     match store.accept(message).await.expect("accepted") {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, time::Duration};
 use support::{
-    eventually,
+    eventually, now,
     receiver::{Answer, Arrival},
     world::{World, hasty, with_header},
 };
@@ -39,7 +39,7 @@ async fn a_breaker_that_trips_holds_the_lane_and_outlives_a_restart() {
     }
     let tripped = world.health_that_is("down", "tripped").await;
     let until: Timestamp = tripped["breaker"]["openUntil"].as_str().expect("a moment").parse().expect("a time");
-    assert!(until > Timestamp::now(), "{tripped}");
+    assert!(until > now(), "{tripped}");
     assert_eq!((&tripped["breaker"]["state"], &tripped["breaker"]["trips"]), (&json!("open"), &json!(1)), "{tripped}");
     assert_eq!(tripped["breaker"]["failuresMax"], 3);
     assert!(tripped["summary"].as_str().expect("words").contains("left alone until"), "{tripped}");
@@ -233,6 +233,24 @@ async fn a_pause_outlives_a_restart() {
 }
 
 #[tokio::test]
+async fn what_waits_too_long_behind_a_pause_is_given_up() {
+    let mut world = World::start().await;
+    for (path, hold) in [("/short", "1ms"), ("/long", "1h")] {
+        world.endpoint(path, json!({"retryPolicy": {"holdFor": hold}})).await;
+        world.post(&format!("endpoint{path}/pause"), Value::Null).await;
+    }
+    let message = world.send("a.b").await;
+    // It is looked for every few minutes, and at each start.
+    world.kill_and_start_again();
+    let (end, attempts) = world.end(&message, "short").await;
+    assert_eq!((end.as_str(), attempts.len()), ("fail", 0));
+    let letter = world.get(&format!("dead-letter/{message}/endpoint/short")).await;
+    assert_eq!(letter["reason"], "expired", "{letter}");
+    assert_eq!(world.status(&message, "long").await.as_deref(), Some("pending"));
+    assert_eq!(world.health("short").await["backlog"]["waiting"], 0);
+}
+
+#[tokio::test]
 async fn an_endpoint_that_is_gone_or_asks_for_it_is_disabled() {
     let mut world = World::start().await;
     for (path, answer, reason, end) in [
@@ -277,6 +295,8 @@ async fn an_endpoint_that_refuses_everything_is_put_into_quarantine() {
         assert_eq!(world.end(&message, "unwilling").await.0, "fail");
         let health = world.health("unwilling").await;
         assert_eq!((&health["permanentStreak"], health.get("disabled")), (&json!(n), None), "{health}");
+        assert_eq!((&health["state"], &health["permanentStreakMax"]), (&json!("refusing"), &json!(4)), "{health}");
+        assert_eq!(health["warned"], n >= 2, "{health}");
         let warned = world.server.log().contains("refuses one message after the other");
         assert_eq!(warned, n >= 2, "its owner is warned at the half");
     }
@@ -306,7 +326,7 @@ async fn an_endpoint_that_fails_for_long_is_disabled_after_a_warning() {
     let failing = world.health_that_is("down", "failing").await;
     let moment = |field: &str| failing[field].as_str().expect("a moment").parse::<Timestamp>().expect("a time");
     assert_eq!(moment("disableAt").duration_since(moment("failingSince")).as_millis(), 2_000, "{failing}");
-    assert!(failing["summary"].as_str().expect("words").contains("will be disabled at"), "{failing}");
+    assert!(failing["summary"].as_str().expect("words").contains("it is disabled"), "{failing}");
     let health = world.health_that_is("down", "disabled").await;
     assert_eq!(health["disabled"]["reason"], "failing", "{health}");
     let log = world.server.log();

@@ -204,7 +204,9 @@ impl Case {
                 assert_eq!((attempt.status, &verdict.death), (FAIL, &None), "{name}");
                 let delay = verdict.delay.as_ref().expect("a wait has its parts");
                 assert_eq!(delay.backoff_ms, 5_000, "{name}");
-                assert!(delay.jitter_ms <= 2_500, "{name}: {delay:?}");
+                let base = delay.retry_after_ms.filter(|wish| *wish > delay.backoff_ms).unwrap_or(delay.backoff_ms);
+                assert_eq!(delay.wait_ms.cast_signed(), base.cast_signed() + delay.jitter_ms, "{name}: {delay:?}");
+                assert!((-2_500..=2_500).contains(&delay.jitter_ms), "{name}: {delay:?}");
             }
             Next::Dead => {
                 assert_eq!((attempt.status, wait, verdict.death.as_deref()), (FAIL, None, Some("permanent")), "{name}");
@@ -477,7 +479,8 @@ struct Verdict {
 #[serde(rename_all = "camelCase")]
 struct Delay {
     backoff_ms: u64,
-    jitter_ms: u64,
+    jitter_ms: i64,
+    wait_ms: u64,
     retry_after_ms: Option<u64>,
 }
 

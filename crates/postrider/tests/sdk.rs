@@ -475,7 +475,7 @@ async fn a_message_can_limit_the_life_of_its_payload_and_bring_its_application()
     for (wrong, loc) in [
         (MessageIn { payload_retention_period: Some(91), ..plain() }, "body.payloadRetentionPeriod"),
         (MessageIn { payload_retention_hours: Some(0), ..plain() }, "body.payloadRetentionHours"),
-        (MessageIn { deliver_at: Some(made.timestamp - PATIENCE), ..plain() }, "body.deliverAt"),
+        (MessageIn { deliver_at: Some(made.timestamp - 2_881 * PATIENCE), ..plain() }, "body.deliverAt"),
         (MessageIn { deliver_at: Some(made.timestamp + 2_881 * PATIENCE), ..plain() }, "body.deliverAt"),
     ] {
         let answer = world.svix.message().create("new".to_owned(), wrong, None).await;
@@ -718,7 +718,7 @@ async fn replays_are_tasks_that_can_be_watched() {
     let only = |options| async { page!(tasks.list(Some(options)).await, id).ids };
     let options = BackgroundTaskListOptions::default;
     let replays = BackgroundTaskListOptions { task: Some(BackgroundTaskType::EndpointReplay), ..options() };
-    assert_eq!(only(replays).await, [missing.id.clone()]);
+    assert_eq!(only(replays).await, [&*missing.id]);
     let running = BackgroundTaskListOptions { status: Some(BackgroundTaskStatus::Running), ..options() };
     assert_eq!(only(running).await, [""; 0]);
     let unknown = BackgroundTaskListOptions { task: Some(BackgroundTaskType::SdkGenerate), ..options() };

@@ -23,6 +23,11 @@ pub async fn eventually<T>(awaited: &str, mut ask: impl AsyncFnMut() -> Option<T
     }
 }
 
+/// By the server's clock, to the millisecond that it keeps.
+pub fn now() -> jiff::Timestamp {
+    jiff::Timestamp::from_millisecond(postrider::clock::now().as_millis()).expect("a time that can be shown")
+}
+
 /// Long enough for a busy machine and for the first retry, which comes within seconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const POLL: Duration = Duration::from_millis(10);
