@@ -118,6 +118,7 @@ macro_rules! conformance {
                 settings_outlive_a_restart_and_a_crash
                 what_waits_for_a_deleted_endpoint_becomes_dead_letters
                 burying_spares_what_was_delivered_or_already_dead
+                burying_spares_what_arrived_and_was_replayed
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
             }
