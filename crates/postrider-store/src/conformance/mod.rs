@@ -185,6 +185,7 @@ macro_rules! conformance {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
                 a_recovery_goes_on_after_a_restart
                 a_replay_waits_while_many_are_due
+                a_replay_that_cannot_begin_has_not_moved
                 a_recovered_delivery_starts_a_new_cycle
                 a_second_recovery_finds_nothing_to_do
                 a_recovery_asked_for_twice_is_one

@@ -135,6 +135,22 @@ pub async fn a_replay_waits_while_many_are_due<H: Harness>() {
     assert_eq!(finish_task(stage.store(), task.key, at(DAY + 3)).await.changed, 700);
 }
 
+/// Whoever drives a task sees by its time whether it moved.
+pub async fn a_replay_that_cannot_begin_has_not_moved<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    dead_letters(&stage, 10, START).await;
+    let waiting: Vec<_> = stage.accept_many(300, at(2)).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.store().spill(unordered(waiting), at(3)).await.unwrap();
+    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    let expected = Task { total: Some(10), ..task.clone() };
+    for hour in 1..4 {
+        assert_eq!(step(&stage, &task, at(hour * HOUR)).await, expected);
+    }
+    drain(&stage, stage.endpoints[0], at(DAY)).await;
+    assert_eq!(finish_task(stage.store(), task.key, at(DAY)).await.changed, 10);
+}
+
 pub async fn a_recovered_delivery_starts_a_new_cycle<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();

@@ -135,7 +135,6 @@ pub fn advance(
     if begins {
         cursor = start;
         task.total = counted.map(|rows| rows + count_handed(batch, &task.kind, end));
-        task.updated_at = at;
     }
     let lane = |endpoint: i64| (task.app, EndpointKey::new(endpoint));
     let span = (cursor, end);
@@ -158,6 +157,8 @@ pub fn advance(
         TaskKind::Purge => purge(batch, task.app, span)?,
     };
     match step {
+        // Who waits is asked again and again, and must not cost a write each time; what was counted is kept, though.
+        Step::Wait if !begins => return Ok(Some(task)),
         Step::Wait => {}
         Step::Done { reached, looked_at, changed, then } => {
             cursor = reached;
