@@ -199,6 +199,8 @@ macro_rules! conformance {
                 a_bulk_replay_begins_the_cycle_after_the_last_one
                 a_replay_of_what_was_missed_takes_what_is_not_owed
                 a_cancel_ends_what_waits_and_what_is_on_its_way
+                a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile
+                a_cancel_spares_what_comes_after_it_was_asked_for
                 a_called_off_cancel_wakes_the_lane
                 resuming_keeps_what_was_chosen
                 resuming_forgets_how_the_endpoint_fared

@@ -509,6 +509,39 @@ pub async fn a_cancel_ends_what_waits_and_what_is_on_its_way<H: Harness>() {
     assert_eq!(stats(stage.store(), stage.endpoints[1]).await.pending, 451, "other lanes are spared");
 }
 
+/// A lane that hears of a cancel lets go of all that is meant, and so also of what was replayed between two steps.
+pub async fn a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let mut committed = stage.store().committed();
+    let ids: Vec<_> = stage.accept_many(450, START).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
+    let lane = stage.endpoints[0];
+    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() });
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    step(&stage, &task, at(DAY)).await;
+    let key = DeadKey { message: ids[0].message, endpoint: lane };
+    assert!(stage.store().replay(stage.app, key, at(DAY), None).await.unwrap());
+    heard(&mut committed);
+    finish_task(stage.store(), task.key, at(DAY + 1)).await;
+    assert_eq!(all_waiting(stage.store()).await, [ids[0]]);
+    let news = heard(&mut committed);
+    assert!(
+        matches!(news.last(), Some(Committed::Waiting { endpoint, due }) if (*endpoint, *due) == (lane, at(DAY + 1))),
+        "{news:?}"
+    );
+}
+
+pub async fn a_cancel_spares_what_comes_after_it_was_asked_for<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let old = stage.first(stage.accept(START).await);
+    let task = task(&stage, TaskKind::Cancel { endpoint: old.endpoint.raw(), before: at(DAY).as_millis() });
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    let new = stage.first(stage.accept(at(HOUR)).await);
+    stage.store().spill(unordered(vec![old, new]), at(HOUR)).await.unwrap();
+    assert_eq!(finish_task(stage.store(), task.key, at(HOUR)).await.changed, 1);
+    assert_eq!(all_waiting(stage.store()).await, [new]);
+}
+
 pub async fn a_called_off_cancel_wakes_the_lane<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();
