@@ -79,6 +79,7 @@ macro_rules! conformance {
                 an_endpoint_that_is_gone_is_disabled
                 a_failed_resend_leaves_the_schedule_as_it_was
                 a_resend_that_arrives_ends_the_schedule
+                a_resend_that_arrives_tells_the_lane_what_it_ended
                 a_resend_that_arrives_takes_the_dead_letter_away
                 a_resend_is_announced_and_asked_twice_waits_once
                 what_arrived_stays_delivered_whatever_fails_later
