@@ -3,7 +3,7 @@
 mod world;
 
 use postrider_engine::{
-    Answer, AppKey, Control, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
+    Answer, AppKey, Control, DeliveryId, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
     policy::{BreakerRules, DisableReason, DisableRules, Ordering, Policy, Progress, WhileOpen, health::Notice, judge},
 };
@@ -461,6 +461,76 @@ fn what_waits_behind_a_cancelled_one_goes_at_once() {
         world.cancel(1, Cancel::One(MessageKey::new(1)));
         world.finish_all();
         assert_eq!(world.messages_sent(1), [2, 3], "they waited for the first one's retry");
+    }
+}
+
+#[test]
+fn what_fails_after_it_was_cancelled_holds_nobody_back() {
+    for have_rows in [false, true] {
+        let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+        world.schedule = Schedule::Real;
+        world.receiver = Box::new(|id, _, _| status(if id.message.raw() == 1 { 503 } else { 200 }));
+        for message in 1..=3 {
+            world.accept(message, 1, Some(7));
+        }
+        if have_rows {
+            world.restart();
+            world.starts.clear();
+            world.run_until(world.now.plus(Duration::from_millis(10)));
+        }
+        assert_eq!(world.messages_sent(1), [1]);
+        world.cancel(1, Cancel::One(MessageKey::new(1)));
+        world.finish_all();
+        assert_eq!(world.messages_sent(1), [1, 2, 3], "there is no retry to wait for");
+    }
+}
+
+#[test]
+fn a_resend_that_arrives_ends_what_waits_in_memory() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+    world.receiver = Box::new(|id, _, _| match id.message.raw() {
+        1 => Reply { takes: Duration::from_millis(40), ..status(200) },
+        _ => status(200),
+    });
+    for message in 1..=3 {
+        world.accept(message, 1, Some(7));
+    }
+    world.resend(2, 1);
+    world.run_until(world.now.plus(Duration::from_secs(1)));
+    assert_eq!(world.messages_sent(1), [1, 2, 3], "the second beside the first, and not again after it");
+    assert_eq!(world.rows(), 0);
+    assert!(world.delivered.contains(&scheduled(1, 2)));
+}
+
+/// Message 1 of a key waits ten hours for its retry and others behind it, in the store.
+#[test]
+fn a_resend_that_arrives_frees_its_key_at_once() {
+    let settings = LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let retry = now.plus(Duration::from_hours(10));
+    let resend = DeliveryId { trigger: Trigger::Manual, ..scheduled(1, 1) };
+    let mut dispatcher = Dispatcher::new(SMALL);
+    dispatcher.expect(lane, settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = Parcel { id: resend, handed: false, ..new_parcel(1, now) };
+    dispatcher.loaded(lane, vec![found], Rest { more: false, next_due: Some(retry), blocked: true }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.answered(resend, None, now);
+    dispatcher.settled(resend, None, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.cancel(lane, Cancel::One(MessageKey::new(1)), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+#[test]
+fn a_lane_that_was_never_read_looks_for_what_a_cancelled_one_held_back() {
+    for (ordering, looks) in [(Ordering::Keyed, true), (Ordering::Fifo, true), (Ordering::None, false)] {
+        let settings = LaneSettings { ordering, ..lane_settings(1) };
+        let (mut dispatcher, now) = (Dispatcher::<()>::new(SMALL), Timestamp::from_millis(1_000));
+        dispatcher.expect(EndpointKey::new(1), settings, now.plus(Duration::from_hours(10)), now);
+        assert!(dispatcher.next(now).is_none());
+        dispatcher.cancel(EndpointKey::new(1), Cancel::One(MessageKey::new(1)), now);
+        assert_eq!(dispatcher.next(now).is_some(), looks, "{ordering:?}");
     }
 }
 
