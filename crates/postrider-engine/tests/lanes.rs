@@ -587,6 +587,55 @@ fn settings_that_may_not_know_of_a_disabling_count_only_once_it_is_written() {
     assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
 }
 
+/// A request is under way when the endpoint is deleted, and its answer is that the endpoint is gone.
+#[test]
+fn the_lane_of_a_deleted_endpoint_comes_to_its_end_whatever_it_hears() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let heard = [
+        Answer { status: 410, ..Answer::default() },
+        Answer { status: 200, control: Some(Control::Disable), ..Answer::default() },
+        Answer { status: 503, ..Answer::default() },
+    ];
+    for answer in heard {
+        let mut dispatcher = Dispatcher::new(SMALL);
+        for message in [1, 2] {
+            dispatcher.hand_over(new_parcel(message, now), settings, now);
+        }
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+        dispatcher.set_lane(lane, LaneSettings { gone: true, ..settings }, now);
+        let (outcome, mut rng) = (Outcome::Answered(answer), ChaCha8Rng::seed_from_u64(1));
+        let first = scheduled(1, 1);
+        let verdict = judge(&Policy::default(), first.trigger, Progress::default(), &outcome, (now, now), &mut rng);
+        assert_eq!(dispatcher.answered(first, Some(&verdict), now), None, "nothing is to be written of it");
+        dispatcher.settled(first, None, now);
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 2)));
+        dispatcher.answered(scheduled(1, 2), None, now);
+        dispatcher.settled(scheduled(1, 2), None, now);
+        assert!(dispatcher.lanes_of(settings.app).is_empty(), "and it is forgotten");
+    }
+}
+
+#[test]
+fn what_was_held_for_an_endpoint_ends_at_full_speed_once_it_is_deleted() {
+    let settings = lane_settings(1);
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.expect(EndpointKey::new(1), LaneSettings { parked: true, ..settings }, now, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.set_lane(EndpointKey::new(1), LaneSettings { gone: true, ..settings }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = [1, 2].map(|message| Parcel { handed: false, ..new_parcel(message, now) });
+    dispatcher.loaded(EndpointKey::new(1), found.to_vec(), Rest::default(), now);
+    for _ in 0..2 {
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    }
+    for parcel in found {
+        dispatcher.answered(parcel.id, None, now);
+        dispatcher.settled(parcel.id, None, now);
+    }
+    assert!(dispatcher.lanes_of(settings.app).is_empty());
+}
+
 fn new_parcel(message: i64, now: Timestamp) -> Parcel<()> {
     Parcel {
         id: scheduled(1, message),

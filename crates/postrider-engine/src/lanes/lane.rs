@@ -39,6 +39,8 @@ pub struct LaneSettings {
     pub ordering: Ordering,
     pub breaker: Option<BreakerRules>,
     pub disable: DisableRules,
+    /// Its endpoint was deleted: nothing is learned of it any more, and no settings will come that could free the lane.
+    pub gone: bool,
 }
 
 /// A bucket holds a second's worth of requests, so that it is full again after a second without any.
@@ -142,6 +144,9 @@ impl<C> Lane<C> {
             None => Bucket::new(settings.rate),
         };
         self.settings = settings;
+        if settings.gone {
+            self.watch = Watch::default();
+        }
         self.watch.reprieve(settings.parked);
         let is_paused = self.watch.is_paused(&self.settings);
         self.spans.pause.set(is_paused, now);
@@ -301,8 +306,8 @@ impl<C> Lane<C> {
         }
         self.in_flight -= 1;
         match verdict {
-            Some(verdict) => self.learn(id, verdict, ledger, now),
-            None => {
+            Some(verdict) if !self.settings.gone => self.learn(id, verdict, ledger, now),
+            Some(_) | None => {
                 self.watch.take_probe(id);
                 None
             }

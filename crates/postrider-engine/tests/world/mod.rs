@@ -46,6 +46,7 @@ pub fn lane_settings(app: i64) -> LaneSettings {
         ordering: Ordering::None,
         breaker: None,
         disable: DisableRules { failing_for: None, permanent_streak: None },
+        gone: false,
     }
 }
 
