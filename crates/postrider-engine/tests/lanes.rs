@@ -5,7 +5,9 @@ mod world;
 use postrider_engine::{
     Answer, AppKey, Control, DeliveryId, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
-    policy::{BreakerRules, DisableReason, DisableRules, Ordering, Policy, Progress, WhileOpen, health::Notice, judge},
+    policy::{
+        BreakerRules, DisableReason, DisableRules, Health, Ordering, Policy, Progress, WhileOpen, health::Notice, judge,
+    },
 };
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -324,6 +326,29 @@ fn a_lane_whose_settings_are_not_known_yet_does_not_lift_the_limit_of_its_applic
         }
     }
     assert_eq!(sent, 1);
+}
+
+#[test]
+fn deleting_an_endpoint_does_not_lift_the_limit_of_its_application() {
+    let limited = LaneSettings { app_rate: Some(1), in_flight_max: 100, ..lane_settings(1) };
+    let limits = Limits { window: 100, ..Limits::default() };
+    let (deleted, now) = (EndpointKey::new(2), Timestamp::from_millis(1_000_000));
+    for app_rate in [Some(1), None] {
+        for opened_before in [true, false] {
+            let mut dispatcher = Dispatcher::new(limits);
+            if opened_before {
+                dispatcher.set_lane(deleted, LaneSettings { parked: true, ..limited }, now);
+            }
+            for message in 1..=20 {
+                dispatcher.hand_over(new_parcel(message, now), limited, now);
+            }
+            assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+            let gone = LaneSettings { app_rate, gone: true, ..limited };
+            dispatcher.set_health(deleted, gone, Health::default(), now);
+            dispatcher.set_lane(deleted, gone, now);
+            assert!(dispatcher.next(now).is_none(), "one a second");
+        }
+    }
 }
 
 #[test]

@@ -153,7 +153,10 @@ impl<C> Dispatcher<C> {
     /// Opens a lane, or changes how an open one works.
     pub fn set_lane(&mut self, endpoint: EndpointKey, settings: LaneSettings, now: Timestamp) {
         self.open(endpoint, settings);
-        self.turns.set_rate(settings.app, settings.app_rate);
+        // A deleted endpoint's settings are made up, and must not change the limit for the others.
+        if !settings.gone {
+            self.turns.set_rate(settings.app, settings.app_rate);
+        }
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
             lane.change(settings, &mut self.ledger, now);
         }
@@ -182,7 +185,7 @@ impl<C> Dispatcher<C> {
 
     fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
         // A lane whose settings are not known yet is opened parked: they must not lift the application's limit.
-        if !settings.parked && !self.lanes.contains_key(&endpoint) {
+        if !settings.parked && !settings.gone && !self.lanes.contains_key(&endpoint) {
             self.turns.set_rate(settings.app, settings.app_rate);
         }
         self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
