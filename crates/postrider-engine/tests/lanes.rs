@@ -3,9 +3,11 @@
 mod world;
 
 use postrider_engine::{
-    Answer, AppKey, Control, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
+    Answer, AppKey, Control, DeliveryId, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
-    policy::{BreakerRules, DisableReason, DisableRules, Ordering, Policy, Progress, WhileOpen, health::Notice, judge},
+    policy::{
+        BreakerRules, DisableReason, DisableRules, Health, Ordering, Policy, Progress, WhileOpen, health::Notice, judge,
+    },
 };
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -327,6 +329,29 @@ fn a_lane_whose_settings_are_not_known_yet_does_not_lift_the_limit_of_its_applic
 }
 
 #[test]
+fn deleting_an_endpoint_does_not_lift_the_limit_of_its_application() {
+    let limited = LaneSettings { app_rate: Some(1), in_flight_max: 100, ..lane_settings(1) };
+    let limits = Limits { window: 100, ..Limits::default() };
+    let (deleted, now) = (EndpointKey::new(2), Timestamp::from_millis(1_000_000));
+    for app_rate in [Some(1), None] {
+        for opened_before in [true, false] {
+            let mut dispatcher = Dispatcher::new(limits);
+            if opened_before {
+                dispatcher.set_lane(deleted, LaneSettings { parked: true, ..limited }, now);
+            }
+            for message in 1..=20 {
+                dispatcher.hand_over(new_parcel(message, now), limited, now);
+            }
+            assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+            let gone = LaneSettings { app_rate, gone: true, ..limited };
+            dispatcher.set_health(deleted, gone, Health::default(), now);
+            dispatcher.set_lane(deleted, gone, now);
+            assert!(dispatcher.next(now).is_none(), "one a second");
+        }
+    }
+}
+
+#[test]
 fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
     let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
     world.receiver = Box::new(|_, _, _| status(503));
@@ -465,6 +490,76 @@ fn what_waits_behind_a_cancelled_one_goes_at_once() {
 }
 
 #[test]
+fn what_fails_after_it_was_cancelled_holds_nobody_back() {
+    for have_rows in [false, true] {
+        let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+        world.schedule = Schedule::Real;
+        world.receiver = Box::new(|id, _, _| status(if id.message.raw() == 1 { 503 } else { 200 }));
+        for message in 1..=3 {
+            world.accept(message, 1, Some(7));
+        }
+        if have_rows {
+            world.restart();
+            world.starts.clear();
+            world.run_until(world.now.plus(Duration::from_millis(10)));
+        }
+        assert_eq!(world.messages_sent(1), [1]);
+        world.cancel(1, Cancel::One(MessageKey::new(1)));
+        world.finish_all();
+        assert_eq!(world.messages_sent(1), [1, 2, 3], "there is no retry to wait for");
+    }
+}
+
+#[test]
+fn a_resend_that_arrives_ends_what_waits_in_memory() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+    world.receiver = Box::new(|id, _, _| match id.message.raw() {
+        1 => Reply { takes: Duration::from_millis(40), ..status(200) },
+        _ => status(200),
+    });
+    for message in 1..=3 {
+        world.accept(message, 1, Some(7));
+    }
+    world.resend(2, 1);
+    world.run_until(world.now.plus(Duration::from_secs(1)));
+    assert_eq!(world.messages_sent(1), [1, 2, 3], "the second beside the first, and not again after it");
+    assert_eq!(world.rows(), 0);
+    assert!(world.delivered.contains(&scheduled(1, 2)));
+}
+
+/// Message 1 of a key waits ten hours for its retry and others behind it, in the store.
+#[test]
+fn a_resend_that_arrives_frees_its_key_at_once() {
+    let settings = LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let retry = now.plus(Duration::from_hours(10));
+    let resend = DeliveryId { trigger: Trigger::Manual, ..scheduled(1, 1) };
+    let mut dispatcher = Dispatcher::new(SMALL);
+    dispatcher.expect(lane, settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = Parcel { id: resend, handed: false, ..new_parcel(1, now) };
+    dispatcher.loaded(lane, vec![found], Rest { more: false, next_due: Some(retry), blocked: true }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.answered(resend, None, now);
+    dispatcher.settled(resend, None, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.cancel(lane, Cancel::One(MessageKey::new(1)), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+#[test]
+fn a_lane_that_was_never_read_looks_for_what_a_cancelled_one_held_back() {
+    for (ordering, looks) in [(Ordering::Keyed, true), (Ordering::Fifo, true), (Ordering::None, false)] {
+        let settings = LaneSettings { ordering, ..lane_settings(1) };
+        let (mut dispatcher, now) = (Dispatcher::<()>::new(SMALL), Timestamp::from_millis(1_000));
+        dispatcher.expect(EndpointKey::new(1), settings, now.plus(Duration::from_hours(10)), now);
+        assert!(dispatcher.next(now).is_none());
+        dispatcher.cancel(EndpointKey::new(1), Cancel::One(MessageKey::new(1)), now);
+        assert_eq!(dispatcher.next(now).is_some(), looks, "{ordering:?}");
+    }
+}
+
+#[test]
 fn what_came_before_a_cut_load_does_not_overtake_what_the_cut_left_out() {
     let settings = LaneSettings { ordering: Ordering::Fifo, ..lane_settings(1) };
     let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
@@ -515,6 +610,55 @@ fn settings_that_may_not_know_of_a_disabling_count_only_once_it_is_written() {
     assert!(dispatcher.next(now).is_none(), "these may have been read too early");
     dispatcher.settled(scheduled(1, 1), None, now);
     assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+/// A request is under way when the endpoint is deleted, and its answer is that the endpoint is gone.
+#[test]
+fn the_lane_of_a_deleted_endpoint_comes_to_its_end_whatever_it_hears() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let heard = [
+        Answer { status: 410, ..Answer::default() },
+        Answer { status: 200, control: Some(Control::Disable), ..Answer::default() },
+        Answer { status: 503, ..Answer::default() },
+    ];
+    for answer in heard {
+        let mut dispatcher = Dispatcher::new(SMALL);
+        for message in [1, 2] {
+            dispatcher.hand_over(new_parcel(message, now), settings, now);
+        }
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+        dispatcher.set_lane(lane, LaneSettings { gone: true, ..settings }, now);
+        let (outcome, mut rng) = (Outcome::Answered(answer), ChaCha8Rng::seed_from_u64(1));
+        let first = scheduled(1, 1);
+        let verdict = judge(&Policy::default(), first.trigger, Progress::default(), &outcome, (now, now), &mut rng);
+        assert_eq!(dispatcher.answered(first, Some(&verdict), now), None, "nothing is to be written of it");
+        dispatcher.settled(first, None, now);
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 2)));
+        dispatcher.answered(scheduled(1, 2), None, now);
+        dispatcher.settled(scheduled(1, 2), None, now);
+        assert!(dispatcher.lanes_of(settings.app).is_empty(), "and it is forgotten");
+    }
+}
+
+#[test]
+fn what_was_held_for_an_endpoint_ends_at_full_speed_once_it_is_deleted() {
+    let settings = lane_settings(1);
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.expect(EndpointKey::new(1), LaneSettings { parked: true, ..settings }, now, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.set_lane(EndpointKey::new(1), LaneSettings { gone: true, ..settings }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = [1, 2].map(|message| Parcel { handed: false, ..new_parcel(message, now) });
+    dispatcher.loaded(EndpointKey::new(1), found.to_vec(), Rest::default(), now);
+    for _ in 0..2 {
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    }
+    for parcel in found {
+        dispatcher.answered(parcel.id, None, now);
+        dispatcher.settled(parcel.id, None, now);
+    }
+    assert!(dispatcher.lanes_of(settings.app).is_empty());
 }
 
 fn new_parcel(message: i64, now: Timestamp) -> Parcel<()> {

@@ -177,7 +177,7 @@ pub enum Committed {
     EventTypes,
     /// A person set the endpoint's health back.
     Health { endpoint: EndpointKey },
-    /// These deliveries of a lane were ended by a person, whether they had rows or not.
+    /// These deliveries of a lane were ended by a person, or by a resend that arrived, whether they had rows or not.
     Cancelled { endpoint: EndpointKey, which: Cancelled },
 }
 

@@ -96,7 +96,7 @@ pub struct Rest {
     pub blocked: bool,
 }
 
-/// Which deliveries of a lane were ended by a person. Resends are not among them.
+/// Which deliveries of a lane were ended by a person, or by a resend that arrived. Resends are not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
     One(MessageKey),
@@ -153,7 +153,10 @@ impl<C> Dispatcher<C> {
     /// Opens a lane, or changes how an open one works.
     pub fn set_lane(&mut self, endpoint: EndpointKey, settings: LaneSettings, now: Timestamp) {
         self.open(endpoint, settings);
-        self.turns.set_rate(settings.app, settings.app_rate);
+        // A deleted endpoint's settings are made up, and must not change the limit for the others.
+        if !settings.gone {
+            self.turns.set_rate(settings.app, settings.app_rate);
+        }
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
             lane.change(settings, &mut self.ledger, now);
         }
@@ -182,7 +185,7 @@ impl<C> Dispatcher<C> {
 
     fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
         // A lane whose settings are not known yet is opened parked: they must not lift the application's limit.
-        if !settings.parked && !self.lanes.contains_key(&endpoint) {
+        if !settings.parked && !settings.gone && !self.lanes.contains_key(&endpoint) {
             self.turns.set_rate(settings.app, settings.app_rate);
         }
         self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
@@ -325,6 +328,7 @@ impl<C> Dispatcher<C> {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         let ended = lane.line.cancel(which);
         lane.drop_ended(ended, &mut self.ledger);
+        lane.note_ended_under_way(which);
         let ordering = lane.settings.ordering;
         self.ledger.spills.retain(|(id, _)| {
             let is_meant = id.endpoint == endpoint && which.means(*id);
@@ -335,6 +339,12 @@ impl<C> Dispatcher<C> {
         });
         if let Some(loading) = &mut lane.stored.loading {
             loading.cancel(which, |message| DeliveryId { endpoint, message, trigger: Trigger::Scheduled });
+        }
+        match ordering {
+            Ordering::None => {}
+            // A lane that has not been read since the start does not know whether others wait behind what was ended.
+            Ordering::Keyed | Ordering::Fifo if lane.stored.next_due.is_some() => lane.stored.expect(now),
+            Ordering::Keyed | Ordering::Fifo => {}
         }
         lane.stored.unblock(now);
         self.review(endpoint, now);

@@ -67,7 +67,8 @@ impl Watch {
     }
 
     pub fn slow_start(&mut self, settings: &LaneSettings) {
-        self.ramp = Ramp::new(settings.in_flight_max);
+        // No answer of an endpoint that is gone would end the ramp.
+        self.ramp = if settings.gone { None } else { Ramp::new(settings.in_flight_max) };
     }
 
     pub fn climb(&mut self, settings: &LaneSettings, verdict: &Verdict) {

@@ -5,6 +5,7 @@
 //! nothing however much waits in it, and a lane can be dropped and loaded again at any moment.
 
 use super::{
+    dispatcher::Cancel,
     gate::{Gate, Watch},
     late::{Elsewhere, Span, Spans},
     order::Line,
@@ -38,6 +39,8 @@ pub struct LaneSettings {
     pub ordering: Ordering,
     pub breaker: Option<BreakerRules>,
     pub disable: DisableRules,
+    /// Its endpoint was deleted: nothing is learned of it any more, and no settings will come that could free the lane.
+    pub gone: bool,
 }
 
 /// A bucket holds a second's worth of requests, so that it is full again after a second without any.
@@ -74,6 +77,8 @@ struct Holding {
     cycle: u32,
     /// The store has a later cycle of it already, which can be loaded when this one is settled.
     replayed: bool,
+    /// Someone else ended it while it was under way: its row is gone, and others need not wait for its next try.
+    ended: bool,
 }
 
 /// When a lane is to be looked at, and whether before or after others of the same moment: who has waited longer is first.
@@ -139,6 +144,9 @@ impl<C> Lane<C> {
             None => Bucket::new(settings.rate),
         };
         self.settings = settings;
+        if settings.gone {
+            self.watch = Watch::default();
+        }
         self.watch.reprieve(settings.parked);
         let is_paused = self.watch.is_paused(&self.settings);
         self.spans.pause.set(is_paused, now);
@@ -227,7 +235,8 @@ impl<C> Lane<C> {
     }
 
     pub fn hold(&mut self, parcel: Parcel<C>, ledger: &mut Ledger) {
-        let holding = Holding { weight: parcel.weight, order: parcel.order, cycle: parcel.cycle, replayed: false };
+        let holding =
+            Holding { weight: parcel.weight, order: parcel.order, cycle: parcel.cycle, replayed: false, ended: false };
         self.held.insert(parcel.id, holding);
         self.bytes += parcel.weight;
         ledger.bytes += parcel.weight;
@@ -297,8 +306,8 @@ impl<C> Lane<C> {
         }
         self.in_flight -= 1;
         match verdict {
-            Some(verdict) => self.learn(id, verdict, ledger, now),
-            None => {
+            Some(verdict) if !self.settings.gone => self.learn(id, verdict, ledger, now),
+            Some(_) | None => {
                 self.watch.take_probe(id);
                 None
             }
@@ -317,7 +326,7 @@ impl<C> Lane<C> {
         if let Some(loading) = &mut self.stored.loading {
             loading.settle(id, holding.cycle);
         }
-        if holding.replayed {
+        if holding.replayed || (holding.ended && due.is_some()) {
             self.stored.expect(now);
         }
         if let Some(due) = due {
@@ -369,6 +378,13 @@ impl<C> Lane<C> {
         for parcel in parcels {
             self.release(parcel.id, ledger);
             ledger.handed -= usize::from(parcel.handed);
+        }
+    }
+
+    /// Of these, what is under way goes on.
+    pub fn note_ended_under_way(&mut self, which: Cancel) {
+        for (_, holding) in self.held.iter_mut().filter(|(id, _)| which.means(**id)) {
+            holding.ended = true;
         }
     }
 

@@ -46,6 +46,7 @@ pub fn lane_settings(app: i64) -> LaneSettings {
         ordering: Ordering::None,
         breaker: None,
         disable: DisableRules { failing_for: None, permanent_streak: None },
+        gone: false,
     }
 }
 
@@ -118,6 +119,7 @@ impl LaneRows {
 
 struct Settlement {
     id: DeliveryId,
+    delivered: bool,
     due: Option<Timestamp>,
     row: Row,
     health: Option<Health>,
@@ -591,6 +593,7 @@ impl World {
                 assert_eq!(self.dispatcher.answered(parcel.id, None, self.now), None);
                 self.uncommitted.push(Settlement {
                     id: parcel.id,
+                    delivered: false,
                     due: None,
                     row: row_of(&parcel, parcel.progress),
                     health: None,
@@ -669,6 +672,7 @@ impl World {
                 books.condemned = Some(Condemned { by: id, written: false, overruled: false });
             }
         }
+        let delivered = verdict.as_ref().is_some_and(|verdict| verdict.next == Next::Delivered);
         let (due, progress) = match verdict.map(|verdict| (verdict.next, verdict.progress)) {
             None => (Some(self.now.plus(Duration::from_millis(500))), parcel.progress),
             Some((Next::Delivered, progress)) => {
@@ -679,7 +683,8 @@ impl World {
             Some((Next::Dead(_) | Next::Nothing, progress)) => (None, progress),
         };
         let row = row_of(&parcel, progress);
-        self.uncommitted.push(Settlement { id, due, row, health: step.map(|step| step.health), disable });
+        let health = step.map(|step| step.health);
+        self.uncommitted.push(Settlement { id, delivered, due, row, health, disable });
     }
 
     fn hear_of(&mut self, id: DeliveryId) {
@@ -709,7 +714,7 @@ impl World {
     }
 
     fn write(&mut self, settlement: Settlement) {
-        let Settlement { id, due, row, health, disable } = settlement;
+        let Settlement { id, delivered, due, row, health, disable } = settlement;
         // What was cancelled meanwhile stays ended.
         let is_replayed =
             self.stored.get(&id.endpoint).and_then(|lane| lane.rows.get(&id)).is_some_and(|now| now.cycle > row.cycle);
@@ -721,6 +726,9 @@ impl World {
                 }
                 None => self.end(id),
             }
+        }
+        if delivered && id.trigger == Trigger::Manual {
+            self.end_schedule(DeliveryId { trigger: Trigger::Scheduled, ..id });
         }
         match health {
             Some(health) if health == Health::default() => {
@@ -734,6 +742,15 @@ impl World {
         if disable {
             self.settings.get_mut(&id.endpoint).expect("a lane of this world").parked = true;
             self.later(STORE_TAKES * 2, Pending::Settings(id.endpoint));
+        }
+    }
+
+    /// A resend arrived: there is no need for the delivery's own tries any more.
+    fn end_schedule(&mut self, id: DeliveryId) {
+        if self.accepted.contains_key(&id) && !self.ended.contains(&id) {
+            self.delivered.insert(id);
+            self.end(id);
+            self.dispatcher.cancel(id.endpoint, Cancel::One(id.message), self.now);
         }
     }
 

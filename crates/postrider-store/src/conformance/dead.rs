@@ -85,6 +85,11 @@ pub async fn dead_letters_are_filtered<H: Harness>() {
         ("all", none(), vec![0, 1, 2, 3]),
         ("an endpoint", DeadFilter { endpoint: Some(two.raw()), ..none() }, vec![1, 3]),
         ("no such endpoint", DeadFilter { endpoint: Some(1), ..none() }, vec![]),
+        (
+            "messages",
+            DeadFilter { messages: vec![ids[3].message.raw(), ids[0].message.raw(), 1], ..none() },
+            vec![0, 3],
+        ),
         ("types", DeadFilter { event_types: vec!["c.d".to_owned(), "e.f".to_owned()], ..none() }, vec![2, 3]),
         ("a reason", DeadFilter { reason: Some(DeadReason::Exhausted), ..none() }, vec![1, 2]),
         ("a status", DeadFilter { status: Some(503), ..none() }, vec![1]),
@@ -95,6 +100,8 @@ pub async fn dead_letters_are_filtered<H: Harness>() {
             "several things",
             DeadFilter {
                 endpoint: Some(one.raw()),
+                messages: vec![ids[1].message.raw(), ids[2].message.raw()],
+                but_cancelled: true,
                 reason: Some(DeadReason::Exhausted),
                 event_types: vec!["c.d".to_owned()],
                 status: Some(0),

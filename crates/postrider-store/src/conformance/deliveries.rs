@@ -4,7 +4,7 @@ use super::{Harness, fixtures::*};
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    EndpointKey, Timestamp,
+    DeliveryId, EndpointKey, OrderKey, Timestamp,
     policy::{DeathReason, DisableReason, Next, Ordering, Progress},
 };
 use std::time::Duration;
@@ -258,6 +258,43 @@ pub async fn a_resend_that_arrives_ends_the_schedule<H: Harness>() {
     assert_eq!(stats(stage.store(), id.endpoint).await, Stats { success: 1, ..Stats::default() });
 }
 
+/// One that waits for its retry, and one that has not been tried and is in its lane's memory only.
+pub async fn a_resend_that_arrives_tells_the_lane_what_it_ended<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let order = Some(OrderKey::of("k"));
+    let ids: Vec<_> = stage.accept_many(3, START).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.settle(Settlement { order, ..failed(ids[0], at(1), at(DAY)) }).await;
+    stage.store().spill(vec![(ids[1], order)], at(2)).await.unwrap();
+    let mut committed = stage.store().committed();
+    for id in [ids[0], ids[2]] {
+        stage.store().resend(id.message, id.endpoint, at(3), None).await.unwrap();
+        while committed.try_recv().is_ok() {}
+        stage.settle(stored(delivered(manual(id.endpoint, id.message), at(4)))).await;
+        let news = committed.try_recv().expect("the lane is told");
+        assert!(
+            matches!(news[..], [Committed::Cancelled { endpoint, which: Cancelled::One(message) }]
+                if scheduled(endpoint, message) == id),
+            "{news:?}"
+        );
+    }
+    assert_eq!(ids_of_keyed(&stage).await, [ids[1]], "which was held back by the first");
+    let backlog = stage.store().backlog(ids[0].endpoint, None).await.unwrap();
+    assert_eq!(backlog.waiting, 1, "nothing else is on its way");
+    stage.settle(failed(ids[2], at(5), at(6))).await;
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 0 }, "a try that was on the wire");
+
+    stage.store().resend(ids[0].message, ids[0].endpoint, at(7), None).await.unwrap();
+    while committed.try_recv().is_ok() {}
+    stage.settle(stored(delivered(manual(ids[0].endpoint, ids[0].message), at(8)))).await;
+    assert!(committed.try_recv().is_err(), "there was nothing left to end");
+    let stage = stage.crash(at(9)).await;
+    assert_eq!(ids_of_keyed(&stage).await, [ids[1]]);
+}
+
+async fn ids_of_keyed<H: Harness>(stage: &Stage<H>) -> Vec<DeliveryId> {
+    ids(&load_in(stage.store(), stage.endpoints[0], Ordering::Keyed, at(HOUR)).await)
+}
+
 pub async fn a_resend_that_arrives_takes_the_dead_letter_away<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let id = stage.first(stage.accept(START).await);
@@ -296,7 +333,7 @@ pub async fn a_resend_is_announced_and_asked_twice_waits_once<H: Harness>() {
 pub async fn what_arrived_stays_delivered_whatever_fails_later<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let postponed = |id, when| Settlement { attempt: None, next: Next::Postponed { due: at(99) }, ..refused(id, when) };
-    type Failure = fn(postrider_engine::DeliveryId, Timestamp) -> Settlement;
+    type Failure = fn(DeliveryId, Timestamp) -> Settlement;
     let failures: [(&str, Failure); 3] =
         [("retry", |id, when| failed(id, when, at(99))), ("dead", refused), ("postponed", postponed)];
     for (index, (name, failure)) in failures.into_iter().enumerate() {

@@ -79,6 +79,7 @@ macro_rules! conformance {
                 an_endpoint_that_is_gone_is_disabled
                 a_failed_resend_leaves_the_schedule_as_it_was
                 a_resend_that_arrives_ends_the_schedule
+                a_resend_that_arrives_tells_the_lane_what_it_ended
                 a_resend_that_arrives_takes_the_dead_letter_away
                 a_resend_is_announced_and_asked_twice_waits_once
                 what_arrived_stays_delivered_whatever_fails_later
@@ -118,6 +119,7 @@ macro_rules! conformance {
                 settings_outlive_a_restart_and_a_crash
                 what_waits_for_a_deleted_endpoint_becomes_dead_letters
                 burying_spares_what_was_delivered_or_already_dead
+                burying_spares_what_arrived_and_was_replayed
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
             }
@@ -184,6 +186,7 @@ macro_rules! conformance {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
                 a_recovery_goes_on_after_a_restart
                 a_replay_waits_while_many_are_due
+                a_replay_that_cannot_begin_has_not_moved
                 a_recovered_delivery_starts_a_new_cycle
                 a_second_recovery_finds_nothing_to_do
                 a_recovery_asked_for_twice_is_one
@@ -197,6 +200,8 @@ macro_rules! conformance {
                 a_bulk_replay_begins_the_cycle_after_the_last_one
                 a_replay_of_what_was_missed_takes_what_is_not_owed
                 a_cancel_ends_what_waits_and_what_is_on_its_way
+                a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile
+                a_cancel_spares_what_comes_after_it_was_asked_for
                 a_called_off_cancel_wakes_the_lane
                 resuming_keeps_what_was_chosen
                 resuming_forgets_how_the_endpoint_fared

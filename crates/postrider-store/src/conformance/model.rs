@@ -635,8 +635,11 @@ impl Model {
             let is_taken = |message: &Message| !message.payload_gone && span.contains(&message.accepted_at.as_millis());
             let taken: Vec<_> = self
                 .dead
-                .extract_if(.., |(endpoint, message), _| {
-                    is_there && *endpoint == lane && is_taken(&self.messages[message].message)
+                .extract_if(.., |(endpoint, message), dead| {
+                    is_there
+                        && *endpoint == lane
+                        && dead.reason != DeathReason::Cancelled
+                        && is_taken(&self.messages[message].message)
                 })
                 .collect();
             task.changed = taken.len() as u64;

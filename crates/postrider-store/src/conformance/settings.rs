@@ -419,6 +419,32 @@ pub async fn burying_spares_what_was_delivered_or_already_dead<H: Harness>() {
     assert_eq!(stats(stage.store(), stage.endpoints[0]).await, Stats { success: 1, fail: 2, ..Stats::default() });
 }
 
+/// What arrived once may be on its way a second time, because someone replays all that an endpoint got.
+pub async fn burying_spares_what_arrived_and_was_replayed<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let id = stage.first(stage.accept(START).await);
+    stage.settle(delivered(id, at(1))).await;
+    let filter = ReplayFilter { since: 0, until: at(DAY).as_millis(), ..ReplayFilter::default() };
+    let task = Task {
+        key: TaskKey(stage.store().mint(at(2))),
+        app: stage.app,
+        kind: TaskKind::BulkReplay { endpoint: id.endpoint.raw(), filter },
+        total: None,
+        done: 0,
+        changed: 0,
+        status: TaskStatus::Running,
+        created_at: at(2),
+        updated_at: at(2),
+    };
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    finish_task(stage.store(), task.key, at(2)).await;
+    assert_eq!(all_waiting(stage.store()).await, [id]);
+    stage.store().delete_endpoint(stage.app, id.endpoint, at(3)).await.unwrap();
+    bury_all(stage.store(), at(4)).await;
+    assert_eq!(stage.state(id).await, DeliveryState::Delivered);
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+}
+
 /// A try may be on the wire while its row is buried.
 pub async fn what_arrives_while_it_is_buried_counts_as_delivered<H: Harness>() {
     let stage = Stage::<H>::set(1).await;

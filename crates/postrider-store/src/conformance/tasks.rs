@@ -135,6 +135,22 @@ pub async fn a_replay_waits_while_many_are_due<H: Harness>() {
     assert_eq!(finish_task(stage.store(), task.key, at(DAY + 3)).await.changed, 700);
 }
 
+/// Whoever drives a task sees by its time whether it moved.
+pub async fn a_replay_that_cannot_begin_has_not_moved<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    dead_letters(&stage, 10, START).await;
+    let waiting: Vec<_> = stage.accept_many(300, at(2)).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.store().spill(unordered(waiting), at(3)).await.unwrap();
+    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    let expected = Task { total: Some(10), ..task.clone() };
+    for hour in 1..4 {
+        assert_eq!(step(&stage, &task, at(hour * HOUR)).await, expected);
+    }
+    drain(&stage, stage.endpoints[0], at(DAY)).await;
+    assert_eq!(finish_task(stage.store(), task.key, at(DAY)).await.changed, 10);
+}
+
 pub async fn a_recovered_delivery_starts_a_new_cycle<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();
@@ -491,6 +507,39 @@ pub async fn a_cancel_ends_what_waits_and_what_is_on_its_way<H: Harness>() {
     let found = stats(stage.store(), lane).await;
     assert_eq!((found.success, found.pending, found.fail + found.canceled), (10, pending, cancelled));
     assert_eq!(stats(stage.store(), stage.endpoints[1]).await.pending, 451, "other lanes are spared");
+}
+
+/// A lane that hears of a cancel lets go of all that is meant, and so also of what was replayed between two steps.
+pub async fn a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let mut committed = stage.store().committed();
+    let ids: Vec<_> = stage.accept_many(450, START).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
+    let lane = stage.endpoints[0];
+    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() });
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    step(&stage, &task, at(DAY)).await;
+    let key = DeadKey { message: ids[0].message, endpoint: lane };
+    assert!(stage.store().replay(stage.app, key, at(DAY), None).await.unwrap());
+    heard(&mut committed);
+    finish_task(stage.store(), task.key, at(DAY + 1)).await;
+    assert_eq!(all_waiting(stage.store()).await, [ids[0]]);
+    let news = heard(&mut committed);
+    assert!(
+        matches!(news.last(), Some(Committed::Waiting { endpoint, due }) if (*endpoint, *due) == (lane, at(DAY + 1))),
+        "{news:?}"
+    );
+}
+
+pub async fn a_cancel_spares_what_comes_after_it_was_asked_for<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let old = stage.first(stage.accept(START).await);
+    let task = task(&stage, TaskKind::Cancel { endpoint: old.endpoint.raw(), before: at(DAY).as_millis() });
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    let new = stage.first(stage.accept(at(HOUR)).await);
+    stage.store().spill(unordered(vec![old, new]), at(HOUR)).await.unwrap();
+    assert_eq!(finish_task(stage.store(), task.key, at(HOUR)).await.changed, 1);
+    assert_eq!(all_waiting(stage.store()).await, [new]);
 }
 
 pub async fn a_called_off_cancel_wakes_the_lane<H: Harness>() {

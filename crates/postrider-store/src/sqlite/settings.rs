@@ -4,10 +4,11 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
+    cancel::end_waiting,
     codes::{disable_code, disable_of, trigger_of},
     from_json, health,
     pieces::{Span, in_list_order},
-    settle::{Cycle, bury, remove_waiting, start_waiting},
+    settle::{Cycle, remove_waiting, start_waiting},
     to_json,
     writer::Batch,
 };
@@ -343,18 +344,18 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
             .query_row([], |row| row.get::<_, i64>(0)),
     )?;
     let Some(endpoint) = next else { return Ok(false) };
-    let waiting: Vec<(i64, i64, u32)> = connection
-        .prepare_cached("SELECT message, trigger_code, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
-        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+    let waiting: Vec<(i64, i64)> = connection
+        .prepare_cached("SELECT message, trigger_code FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
+        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    for (message, trigger, cycle) in &waiting {
+    for (message, trigger) in &waiting {
         let (endpoint, message) = (EndpointKey::new(endpoint), MessageKey::new(*message));
         let id = DeliveryId { endpoint, message, trigger: trigger_of(*trigger)? };
-        remove_waiting(connection, id)?;
-        // A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
-        if id.trigger == Trigger::Scheduled {
-            bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
-        }
+        match id.trigger {
+            Trigger::Scheduled => end_waiting(batch, id, DeathReason::EndpointGone, at)?,
+            // No delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
+            Trigger::Manual => remove_waiting(connection, id)?,
+        };
     }
     if waiting.len() < BURY_STEP && forget_counters(connection, endpoint)? {
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;

@@ -6,7 +6,7 @@ use super::{
     health,
     writer::Batch,
 };
-use crate::{AttemptRecord, Committed, Settlement};
+use crate::{AttemptRecord, Cancelled, Committed, Settlement};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
     policy::{DeathReason, DisableReason, Next},
@@ -40,10 +40,9 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
                 remove_waiting(connection, id)?;
                 revive(connection, id)?;
             }
-            // A resend that arrived ends the delivery's own schedule too: it is there now.
-            if id.trigger == Trigger::Manual {
-                remove_waiting(connection, DeliveryId { trigger: Trigger::Scheduled, ..id })?;
-                revive(connection, id)?;
+            match id.trigger {
+                Trigger::Manual => end_schedule(batch, id)?,
+                Trigger::Scheduled => {}
             }
         }
         Next::Retry { due, .. } | Next::Postponed { due } => wait(batch, settlement, due)?,
@@ -71,6 +70,22 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     }
     if let Some(why) = settlement.disable {
         disable(batch, id.endpoint, why, settlement.at)?;
+    }
+    Ok(())
+}
+
+/// A resend that arrived ends the delivery's own schedule too: it is there now. Its lane may have the delivery in memory,
+/// or hold others back until it ends.
+fn end_schedule(batch: &mut Batch<'_>, resend: DeliveryId) -> rusqlite::Result<()> {
+    let DeliveryId { endpoint, message, .. } = resend;
+    let waited = remove_waiting(&batch.transaction, DeliveryId { trigger: Trigger::Scheduled, ..resend })?;
+    revive(&batch.transaction, resend)?;
+    let was_handed = batch.is_handed(message, endpoint);
+    if was_handed {
+        batch.end_handed(message, endpoint);
+    }
+    if waited || was_handed {
+        batch.announce(Committed::Cancelled { endpoint, which: Cancelled::One(message) });
     }
     Ok(())
 }

@@ -135,7 +135,6 @@ pub fn advance(
     if begins {
         cursor = start;
         task.total = counted.map(|rows| rows + count_handed(batch, &task.kind, end));
-        task.updated_at = at;
     }
     let lane = |endpoint: i64| (task.app, EndpointKey::new(endpoint));
     let span = (cursor, end);
@@ -158,6 +157,8 @@ pub fn advance(
         TaskKind::Purge => purge(batch, task.app, span)?,
     };
     match step {
+        // Who waits is asked again and again, and must not cost a write each time; what was counted is kept, though.
+        Step::Wait if !begins => return Ok(Some(task)),
         Step::Wait => {}
         Step::Done { reached, looked_at, changed, then } => {
             cursor = reached;
@@ -281,7 +282,7 @@ fn scope(task: &Task) -> (i64, i64) {
             (key_at(*since) - 1, key_at(*until))
         }
         TaskKind::BulkReplay { filter, .. } => (key_at(filter.since) - 1, key_at(filter.until)),
-        TaskKind::Cancel { before, .. } => (-1, key_at(*before)),
+        TaskKind::Cancel { before, .. } => (-1, key_at(*before).min(task.key.0)),
         TaskKind::Resume { keep, .. } => match keep {
             Keep::All => (-1, 0),
             Keep::Since(since) => (-1, key_at(*since).min(task.key.0)),
@@ -749,6 +750,12 @@ fn sift(
     }
     if which == Sift::All && (begins || changed > 0) {
         batch.announce(Committed::Cancelled { endpoint, which: Cancelled::Before(MessageKey::new(end)) });
+    }
+    match (which, &then) {
+        // The lane let go of all before the end at every step, also of what was put on its way again behind the cursor.
+        // Not sooner: it would send what the next step is to cancel.
+        (Sift::All, Then::Finish) => batch.announce(Committed::Waiting { endpoint, due: at }),
+        (Sift::All, Then::GoOn) | (Sift::Superseded, _) => {}
     }
     Ok(Step::Done { reached, looked_at: looked_at.len() as u64, changed, then })
 }
