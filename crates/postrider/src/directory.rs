@@ -247,6 +247,8 @@ impl Directory {
                 ordering: rules.ordering,
                 breaker: rules.breaker,
                 disable: rules.disable,
+                gone: false,
+                unknown: false,
             },
             rules,
             layer,

@@ -41,6 +41,8 @@ pub struct LaneSettings {
     pub disable: DisableRules,
     /// Its endpoint was deleted: nothing is learned of it any more, and no settings will come that could free the lane.
     pub gone: bool,
+    /// It is parked only until its settings have been read, and does not come back from anywhere then.
+    pub unknown: bool,
 }
 
 /// A bucket holds a second's worth of requests, so that it is full again after a second without any.
@@ -143,6 +145,7 @@ impl<C> Lane<C> {
             Some(bucket) => bucket.with_rate(settings.rate),
             None => Bucket::new(settings.rate),
         };
+        let was_paused = was_paused && !self.settings.unknown;
         self.settings = settings;
         if settings.gone {
             self.watch = Watch::default();

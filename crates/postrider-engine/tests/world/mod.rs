@@ -47,6 +47,7 @@ pub fn lane_settings(app: i64) -> LaneSettings {
         breaker: None,
         disable: DisableRules { failing_for: None, permanent_streak: None },
         gone: false,
+        unknown: false,
     }
 }
 

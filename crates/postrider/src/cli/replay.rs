@@ -87,16 +87,20 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
 async fn one(app: &InApp, message: &str, endpoint: &str, form: Form) -> anyhow::Result<()> {
     let asked = app.post(&["dead-letter", message, "endpoint", endpoint, "replay"], &json!({})).await;
-    asked.map_err(|error| match is_not_found(&error) {
+    let answer = asked.map_err(|error| match is_not_found(&error) {
         true => anyhow!(
-            "message `{message}` is no dead letter of endpoint `{endpoint}`, or it is on its way again already; \
+            "message `{message}` is no dead letter of endpoint `{endpoint}`; \
              `postrider messages resend` sends any message once more"
         ),
         false => error,
     })?;
+    let replayed = answer.value()?["replayed"] != json!(false);
+    let outcome = if replayed { "is on its way again" } else { "was on its way already, or has arrived" };
     print::say(&match form {
-        Form::Json => print::json_line(&json!({ "message": message, "endpoint": endpoint }).to_string()),
-        Form::Text => format!("{} is on its way again", print::escaped_word(message, 256)),
+        Form::Json => {
+            print::json_line(&json!({ "message": message, "endpoint": endpoint, "replayed": replayed }).to_string())
+        }
+        Form::Text => format!("{} {outcome}", print::escaped_word(message, 256)),
     })?;
     Ok(())
 }

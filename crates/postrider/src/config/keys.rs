@@ -34,7 +34,8 @@ pub fn find(name: &str) -> Option<&'static Key> {
 pub fn nearest(name: &str) -> &'static str {
     KEYS.iter()
         .map(|key| key.name)
-        .min_by_key(|known| strsim::damerau_levenshtein(name, known))
+        // A name that was cut short is more likely meant than one of a similar length.
+        .min_by_key(|known| (!known.starts_with(name), strsim::damerau_levenshtein(name, known)))
         .expect("the table has keys")
 }
 

@@ -303,7 +303,7 @@ impl Dispatch {
                 if !self.reading.contains_key(&app) {
                     self.read(app);
                 }
-                LaneSettings { in_flight_max: 1, parked: true, ..gone_lane(app, None) }
+                LaneSettings { parked: true, gone: false, unknown: true, ..gone_lane(app, None) }
             }
         }
     }
@@ -451,6 +451,8 @@ fn gone_lane(app: AppKey, app_rate: Option<u32>) -> LaneSettings {
         ordering: Ordering::None,
         breaker: None,
         disable: DisableRules { failing_for: None, permanent_streak: None },
+        gone: true,
+        unknown: false,
     }
 }
 

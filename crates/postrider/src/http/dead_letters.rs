@@ -92,6 +92,12 @@ pub struct CountOut {
     capped: bool,
 }
 
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReplayedOut {
+    /// False: it was on its way already, or has arrived since.
+    replayed: bool,
+}
+
 /// Which dead letters to replay; all of them, if nothing is said.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -375,7 +381,7 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Re
         ("idempotency-key" = Option<String>, Header),
     ),
     responses(
-        (status = 202, description = "It is on its way again"),
+        (status = 202, body = ReplayedOut, description = "It is on its way again"),
         (status = 400, body = HttpErrorOut, description = "The payload is gone"),
         (status = 404, body = HttpErrorOut, description = "There is no such dead letter"),
         (status = 409, body = HttpErrorOut, description = "Its endpoint was deleted"),
@@ -394,13 +400,13 @@ async fn replay(
     if letter.message.payload_gone {
         return Ok(messages::payload_gone());
     }
-    let prepared = answer(StatusCode::ACCEPTED, &serde_json::json!({}));
+    let prepared = answer(StatusCode::ACCEPTED, &ReplayedOut { replayed: true });
     let remember = key.remember(&app.principal, &[], &prepared);
     match api.store.replay(app.key(), dead, (api.clock)(), remember).await {
         Ok(true) => conclude(Ok(()), prepared),
         // It is on its way already, or has arrived: twice is as good as once.
         Ok(false) if api.store.endpoint(app.key(), By::Key(dead.endpoint)).await?.is_some() => {
-            conclude(Ok(()), prepared)
+            Ok(json(StatusCode::ACCEPTED, &ReplayedOut { replayed: false }))
         }
         Ok(false) => {
             let detail = "Its endpoint was deleted; there is nowhere to send it".into();

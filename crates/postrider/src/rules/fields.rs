@@ -106,7 +106,7 @@ impl Serialize for StatusOverrides {
 
 /// How long the phases of a request may take; each up to 60 s.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "an object with connect, firstByte and total")]
 pub struct TimeoutsIn {
     /// DNS, TCP and TLS together.
     #[serde(default, skip_serializing_if = "Option::is_none")]

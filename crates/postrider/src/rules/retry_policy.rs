@@ -94,7 +94,7 @@ pub enum Then {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "an object with maxAttempts and giveUpAfter")]
 pub struct AmbiguousIn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max_attempts: Option<u32>,
@@ -104,7 +104,7 @@ pub struct AmbiguousIn {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "an object with mode and cap")]
 pub struct RetryAfterIn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mode: Option<RetryAfterModeIn>,
