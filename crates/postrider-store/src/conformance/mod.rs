@@ -181,6 +181,7 @@ macro_rules! conformance {
                 a_backlog_is_what_would_be_delivered
                 what_has_waited_too_long_expires
                 a_long_lane_expires_in_parts
+                one_that_is_over_is_found_behind_many_that_are_not
             }
             tasks {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
