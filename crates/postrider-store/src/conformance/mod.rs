@@ -223,6 +223,7 @@ macro_rules! conformance {
                 attempts_go_before_the_rest_if_asked
                 a_great_history_is_forgotten_in_parts
                 dead_letters_go_with_their_messages
+                a_dead_letter_keeps_its_message_to_the_end
                 dead_letters_leave_the_list_after_their_time
                 ended_tasks_are_forgotten
                 counters_that_nothing_uses_are_forgotten

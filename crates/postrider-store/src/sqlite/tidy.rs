@@ -37,10 +37,12 @@ const RETIRED_ROUND: &str = "retired_dead_round";
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusqlite::Result<bool> {
     let (payloads_before, attempts_before) = (now.minus(retention.payloads), now.minus(retention.attempts));
-    let all_before = payloads_before.min(attempts_before);
+    let dead_before = now.minus(retention.dead_letters);
+    // A dead letter is nothing without its message.
+    let all_before = payloads_before.min(attempts_before).min(dead_before);
     let mut more = expire_payloads(batch, now)?;
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
-    more |= retire_dead_letters(batch, now.minus(retention.dead_letters))?;
+    more |= retire_dead_letters(batch, dead_before)?;
     more |= forget_jobs(batch, attempts_before)?;
     if payloads_before > all_before {
         more |= walk(batch, Left::Payload, payloads_before)?;
