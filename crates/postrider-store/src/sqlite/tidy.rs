@@ -441,7 +441,7 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
 mod tests {
     use super::*;
     use crate::{
-        NewMessage, SqliteOptions, SqliteStore, Store,
+        NewMessage, SqliteOptions, SqliteStore,
         conformance::fixtures::{
             DAY, START, accept, add_application, add_endpoint, all_messages, at, delivered, failed, message, scheduled,
             settle, stored, tidy_up,
