@@ -612,6 +612,34 @@ fn settings_that_may_not_know_of_a_disabling_count_only_once_it_is_written() {
     assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
 }
 
+/// The outcome from before the reset may be written after it, and would come back with the next start.
+#[test]
+fn a_health_that_was_set_back_while_an_outcome_was_written_is_written_again() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let mut dispatcher = Dispatcher::new(SMALL);
+    for message in 1..=4 {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    let answer = |dispatcher: &mut Dispatcher<()>, message, status| {
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+        let outcome = Outcome::Answered(Answer { status, ..Answer::default() });
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (policy, progress) = (Policy::default(), Progress::default());
+        let verdict = judge(&policy, Trigger::Scheduled, progress, &outcome, (now, now), &mut rng);
+        dispatcher.answered(scheduled(1, message), Some(&verdict), now).map(|step| step.health)
+    };
+    assert!(answer(&mut dispatcher, 1, 503).is_some());
+    dispatcher.set_health(lane, settings, Health::default(), now);
+    dispatcher.settled(scheduled(1, 1), None, now);
+    assert_eq!(answer(&mut dispatcher, 2, 200), Some(Health::default()));
+    dispatcher.settled(scheduled(1, 2), None, now);
+    assert_eq!(answer(&mut dispatcher, 3, 200), None, "once is enough");
+    dispatcher.settled(scheduled(1, 3), None, now);
+    dispatcher.set_health(lane, settings, Health::default(), now);
+    assert_eq!(answer(&mut dispatcher, 4, 200), None, "nothing was being written");
+}
+
 /// A request is under way when the endpoint is deleted, and its answer is that the endpoint is gone.
 #[test]
 fn the_lane_of_a_deleted_endpoint_comes_to_its_end_whatever_it_hears() {

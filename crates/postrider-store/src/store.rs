@@ -238,7 +238,8 @@ pub struct TaskFilter {
     pub kinds: Vec<&'static str>,
 }
 
-/// How long finished things are kept.
+/// How long finished things are kept. A message and what became of it stay known for the longest of the first three; what
+/// it and its attempts contained goes by their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     pub payloads: Duration,

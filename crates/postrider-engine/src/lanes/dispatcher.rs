@@ -304,7 +304,7 @@ impl<C> Dispatcher<C> {
     }
 
     /// A request has ended; what it means is being written down. Without a verdict nothing was learned of the
-    /// endpoint. What comes back is to be written down along with it.
+    /// endpoint. What comes back is to be written down along with it, and outcomes in the order in which they were told.
     ///
     /// When the endpoint is to be disabled, its lane is shut from now on, until `set_lane` says otherwise. Settings that
     /// come before `settled` may not know of it, and count only from then on.

@@ -24,6 +24,9 @@ pub(super) enum Gate {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     pub health: Health,
+    /// Someone else set the health while an outcome was being written down. What that outcome made of it may be written
+    /// last, and is put right along with the next one.
+    pub doubtful: bool,
     pub ramp: Option<Ramp>,
     pub probe: Option<DeliveryId>,
     condemned: Option<Condemned>,
@@ -108,6 +111,6 @@ impl Watch {
 
     /// There is nothing that would be lost if the lane were forgotten.
     pub fn is_unremarkable(&self) -> bool {
-        self.health == Health::default() && self.ramp.is_none() && self.condemned.is_none()
+        self.health == Health::default() && !self.doubtful && self.ramp.is_none() && self.condemned.is_none()
     }
 }

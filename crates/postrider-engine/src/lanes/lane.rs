@@ -165,6 +165,7 @@ impl<C> Lane<C> {
     pub fn set_health(&mut self, health: Health, ledger: &mut Ledger, now: Timestamp) {
         let was_tripped = self.watch.is_tripped(&self.settings, now);
         self.watch.health = health;
+        self.watch.doubtful |= self.settling > 0;
         let is_tripped = self.watch.is_tripped(&self.settings, now);
         if is_tripped {
             self.spans.breaker = Span::began_at(health.failing_since.unwrap_or(now));
@@ -178,7 +179,7 @@ impl<C> Lane<C> {
         self.shut_if_told(ledger, now);
     }
 
-    /// Draws the conclusions from one outcome. `None`: the endpoint fares as before.
+    /// Draws the conclusions from one outcome. `None`: the endpoint fares as before, and that is written down.
     fn learn(&mut self, id: DeliveryId, verdict: &Verdict, ledger: &mut Ledger, now: Timestamp) -> Option<Step> {
         let probe = self.watch.take_probe(id);
         let before = self.watch.health;
@@ -203,7 +204,8 @@ impl<C> Lane<C> {
             Some(Notice::Warning(_)) | None => {}
         }
         self.shut_if_told(ledger, now);
-        (step.health != before || step.notice.is_some()).then_some(step)
+        let was_doubtful = std::mem::take(&mut self.watch.doubtful);
+        (step.health != before || step.notice.is_some() || was_doubtful).then_some(step)
     }
 
     fn come_back(&mut self, now: Timestamp) {

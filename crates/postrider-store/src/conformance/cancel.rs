@@ -225,3 +225,20 @@ pub async fn a_long_lane_expires_in_parts<H: Harness>() {
     assert!(expire_all(&stage, START, at(DAY)).await > 1);
     assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 100, dead: 1_000 });
 }
+
+/// The last of many is the only one whose time is over.
+pub async fn one_that_is_over_is_found_behind_many_that_are_not<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let ids: Vec<_> = stage.accept_many(5_001, START).await.into_iter().map(|message| stage.first(message)).collect();
+    let settlement = |id: &DeliveryId, give_up_at: i64| Settlement {
+        attempt: None,
+        progress: Progress { attempts: 1, give_up_at: Some(at(give_up_at)), ..Progress::default() },
+        ..failed(*id, at(1), at(9 * DAY))
+    };
+    let (last, young) = ids.split_last().expect("some were accepted");
+    settle(stage.store(), young.iter().map(|id| settlement(id, 2 * DAY)).collect()).await;
+    stage.settle(settlement(last, HOUR)).await;
+    assert!(expire_all(&stage, START, at(DAY)).await > 1, "in parts");
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 5_000, dead: 1 });
+    assert_eq!(stage.state(*last).await, DeliveryState::Dead { at: at(DAY), reason: DeathReason::Expired });
+}

@@ -181,6 +181,7 @@ macro_rules! conformance {
                 a_backlog_is_what_would_be_delivered
                 what_has_waited_too_long_expires
                 a_long_lane_expires_in_parts
+                one_that_is_over_is_found_behind_many_that_are_not
             }
             tasks {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
@@ -222,6 +223,7 @@ macro_rules! conformance {
                 attempts_go_before_the_rest_if_asked
                 a_great_history_is_forgotten_in_parts
                 dead_letters_go_with_their_messages
+                a_dead_letter_keeps_its_message_to_the_end
                 dead_letters_leave_the_list_after_their_time
                 ended_tasks_are_forgotten
                 counters_that_nothing_uses_are_forgotten

@@ -71,6 +71,14 @@ struct Dead {
     at: Timestamp,
     reason: DeathReason,
     cycle: u32,
+    /// Its time among the dead letters is over; it is dead all the same.
+    retired: bool,
+}
+
+impl Dead {
+    fn new(at: Timestamp, reason: DeathReason, cycle: u32) -> Self {
+        Self { at, reason, cycle, retired: false }
+    }
 }
 
 /// What is to be answered to a message that is handed in.
@@ -206,7 +214,7 @@ impl Model {
                     self.waiting.remove(&id);
                 }
                 if ends && !self.has_arrived(id) {
-                    self.dead.insert((id.endpoint, id.message), Dead { at, reason, cycle });
+                    self.dead.insert((id.endpoint, id.message), Dead::new(at, reason, cycle));
                 }
             }
             Next::Nothing => {
@@ -295,7 +303,7 @@ impl Model {
             };
             cancelled += 1;
             if !arrived {
-                self.dead.insert((id.endpoint, message), Dead { at, reason: DeathReason::Cancelled, cycle });
+                self.dead.insert((id.endpoint, message), Dead::new(at, DeathReason::Cancelled, cycle));
             }
         }
         cancelled
@@ -306,7 +314,8 @@ impl Model {
         let put = self.put(remember, at, |model| {
             let can_be_sent = model.endpoints.contains_key(&key.endpoint)
                 && model.messages.get(&key.message).is_some_and(|kept| !kept.message.payload_gone);
-            let dead = if can_be_sent { model.dead.remove(&both) } else { None };
+            let is_open = model.dead.get(&both).is_some_and(|dead| !dead.retired);
+            let dead = if can_be_sent && is_open { model.dead.remove(&both) } else { None };
             let Some(dead) = dead else { return Err(PutError::Changed) };
             model.start_waiting(scheduled(key.endpoint, key.message), at, dead.cycle + 1, at);
             Ok(())
@@ -321,7 +330,7 @@ impl Model {
     /// By message, then by endpoint.
     pub fn dead_letters(&self, app: AppKey) -> Vec<(DeadKey, DeathReason, u32)> {
         let of_app = |message: &MessageKey| self.messages.get(message).is_some_and(|kept| kept.message.app == app);
-        let found = self.dead.iter().filter(|((_, message), _)| of_app(message));
+        let found = self.dead.iter().filter(|((_, message), dead)| of_app(message) && !dead.retired);
         let mut found: Vec<_> = found
             .map(|((endpoint, message), dead)| {
                 (DeadKey { message: *message, endpoint: *endpoint }, dead.reason, dead.cycle)
@@ -472,8 +481,10 @@ impl Model {
         self.counters.retain(|(endpoint, _), _| !unburied.contains(endpoint));
         let ends: Vec<_> = self.waiting.extract_if(.., |id, _| unburied.contains(&id.endpoint)).collect();
         for (id, wait) in ends.into_iter().filter(|(id, _)| id.trigger == Trigger::Scheduled) {
-            let dead = Dead { at, reason: DeathReason::EndpointGone, cycle: wait.cycle };
-            self.dead.insert((id.endpoint, id.message), dead);
+            if !self.has_arrived(id) {
+                let dead = Dead::new(at, DeathReason::EndpointGone, wait.cycle);
+                self.dead.insert((id.endpoint, id.message), dead);
+            }
         }
     }
 
@@ -599,7 +610,8 @@ impl Model {
     }
 
     pub fn counts(&self) -> Counts {
-        Counts { waiting: self.waiting.len() as u64, dead: self.dead.len() as u64 }
+        let dead = self.dead.values().filter(|dead| !dead.retired).count();
+        Counts { waiting: self.waiting.len() as u64, dead: dead as u64 }
     }
 
     pub fn expunge_message(&mut self, message: MessageKey) -> bool {
@@ -639,6 +651,7 @@ impl Model {
                     is_there
                         && *endpoint == lane
                         && dead.reason != DeathReason::Cancelled
+                        && !dead.retired
                         && is_taken(&self.messages[message].message)
                 })
                 .collect();
@@ -673,7 +686,11 @@ impl Model {
         }
         let oldest = now.minus(retention.idempotency);
         self.answers.retain(|_, (at, ..)| *at >= oldest);
-        let oldest = now.minus(retention.payloads.max(retention.attempts));
+        let oldest = now.minus(retention.dead_letters);
+        for dead in self.dead.values_mut() {
+            dead.retired |= dead.at < oldest;
+        }
+        let oldest = now.minus(retention.payloads.max(retention.attempts).max(retention.dead_letters));
         if self.handed.iter().all(|id| self.accepted_at(id.message) >= oldest) {
             let waiting = &self.waiting;
             self.counters.retain(|(endpoint, order), counter| {

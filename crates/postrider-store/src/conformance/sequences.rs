@@ -849,7 +849,7 @@ impl<H: Harness> Play<H> {
     /// while something of it is still to be delivered, is not.
     async fn tidy(&mut self, history: Duration) {
         let retention =
-            Retention { payloads: history, attempts: history, dead_letters: Duration::MAX, idempotency: history / 2 };
+            Retention { payloads: history, attempts: history, dead_letters: history, idempotency: history / 2 };
         tidy_up(self.store(), self.now, retention).await;
         self.model.tidy(self.now, retention);
         let mut left = BTreeSet::new();

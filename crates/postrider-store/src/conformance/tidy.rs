@@ -11,7 +11,7 @@ use std::time::Duration;
 const KEEP: Retention = Retention {
     payloads: Duration::from_hours(48),
     attempts: Duration::from_hours(48),
-    dead_letters: Duration::from_hours(480),
+    dead_letters: Duration::from_hours(48),
     idempotency: Duration::from_hours(24),
 };
 
@@ -120,14 +120,13 @@ pub async fn what_still_waits_is_kept_however_old<H: Harness>() {
 
 pub async fn forgetting_goes_on_after_a_crash<H: Harness>() {
     let mut stage = Stage::<H>::set_with(Grain::Fine, 1).await;
-    let mut newest = Vec::new();
+    let now = at(20 * DAY);
+    let (mut all, mut newest) = (Vec::new(), Vec::new());
     for day in 0..6 {
         newest = stage.accept_many(4, at(day * DAY)).await;
-        for message in &newest {
-            stage.settle(refused(stage.first(*message), at(day * DAY))).await;
-        }
+        all.extend(newest.iter().map(|message| refused(stage.first(*message), now)));
     }
-    let now = at(20 * DAY);
+    settle(stage.store(), all).await;
     let mut steps = 0;
     while stage.store().tidy(now, KEEP).await.unwrap() {
         steps += 1;
@@ -269,7 +268,7 @@ pub async fn a_payload_that_is_needed_outlives_its_time<H: Harness>() {
 
 pub async fn attempts_go_before_the_rest_if_asked<H: Harness>() {
     let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
-    let keep = Retention { payloads: LONG, ..KEEP };
+    let keep = Retention { payloads: LONG, dead_letters: LONG, ..KEEP };
     let ids: Vec<_> = stage.accept_many(4, START).await.into_iter().map(|message| stage.first(message)).collect();
     let waits = failed(ids[3], at(1), at(90 * DAY));
     settle(stage.store(), vec![delivered(ids[0], at(1)), refused(ids[1], at(1)), waits]).await;
@@ -335,12 +334,15 @@ pub async fn a_great_history_is_forgotten_in_parts<H: Harness>() {
 /// More of them than one step takes, and more than one piece at a time.
 pub async fn dead_letters_go_with_their_messages<H: Harness>() {
     let mut stage = Stage::<H>::set(3).await;
+    let mut messages = Vec::new();
     for day in 0..2 {
-        for message in stage.accept_many(900, at(day * DAY)).await {
-            let all = stage.endpoints.iter().map(|endpoint| refused(scheduled(*endpoint, message), at(day * DAY)));
-            settle(stage.store(), all.collect()).await;
-        }
+        messages.extend(stage.accept_many(900, at(day * DAY)).await);
         tidy_up(stage.store(), at((day + 1) * DAY), KEEP).await;
+    }
+    // They die just before they go, so that it is not their own time that takes them away.
+    for message in messages {
+        let all = stage.endpoints.iter().map(|endpoint| refused(scheduled(*endpoint, message), at(10 * DAY)));
+        settle(stage.store(), all.collect()).await;
     }
     assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 5_400 });
     let mut steps = 0;
@@ -354,6 +356,30 @@ pub async fn dead_letters_go_with_their_messages<H: Harness>() {
     }
     assert_eq!(all_messages(stage.store(), stage.app).await, []);
     assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+}
+
+/// Payloads and what was answered go when it is asked; that there was such a message, and why it is dead, stays.
+pub async fn a_dead_letter_keeps_its_message_to_the_end<H: Harness>() {
+    let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
+    let keep = Retention { dead_letters: Duration::from_hours(240), ..KEEP };
+    let mut ids = Vec::new();
+    for day in 0..4 {
+        for message in stage.accept_many(3, at(day * DAY)).await {
+            stage.settle(refused(stage.first(message), at(day * DAY))).await;
+            ids.push(stage.first(message));
+        }
+    }
+    tidy_up(stage.store(), at(9 * DAY), keep).await;
+    let stage = stage.reopen(at(9 * DAY)).await;
+    let listed = stage.store().dead_letters(stage.app, DeadFilter::default(), whole()).await.unwrap();
+    assert_eq!(listed.len(), ids.len(), "none before its time");
+    for id in &ids {
+        assert!(payload_gone(&stage, id.message).await);
+        assert!(attempts_of(stage.store(), id.message).await.iter().all(|attempt| attempt.expunged));
+    }
+    tidy_up(stage.store(), at(30 * DAY), keep).await;
+    let left = all_messages(stage.store(), stage.app).await;
+    assert!(left.len() < 4, "then they go with the rest: {left:?}");
 }
 
 pub async fn dead_letters_leave_the_list_after_their_time<H: Harness>() {

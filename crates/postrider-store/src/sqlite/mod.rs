@@ -481,7 +481,14 @@ impl Store for SqliteStore {
         untried_before: Timestamp,
         now: Timestamp,
     ) -> Result<Option<MessageKey>, StoreError> {
-        self.writer.run(move |batch| expire::expire(batch, endpoint, from, untried_before, now)).await
+        let bounds = expire::Bounds { untried_before, now };
+        let found = self.searchers.run(move |connection, _| expire::look(connection, endpoint, from, bounds)).await?;
+        match found {
+            expire::Found::Nothing { reached } => Ok(reached),
+            expire::Found::Past(from) => {
+                self.writer.run(move |batch| expire::expire(batch, endpoint, from, bounds)).await
+            }
+        }
     }
 
     async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {

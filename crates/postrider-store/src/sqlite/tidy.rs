@@ -17,7 +17,7 @@ use super::{
 use crate::Retention;
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 use rusqlite::Connection;
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 /// Rows forgotten in one go.
 const SLICE: usize = 2_000;
@@ -34,13 +34,20 @@ const ATTEMPTS_ROUND: &str = "attempts_left_behind_round";
 const SEQUENCES_ROUND: &str = "sequences_round";
 /// Of which hidden piece the dead letters are being forgotten, and through which endpoint.
 const RETIRED_ROUND: &str = "retired_dead_round";
+/// Up to which message pieces were old enough to go, but none could, and when that was found.
+const NONE_TO_RETIRE: &str = "none_to_retire";
+
+/// To find out which pieces can go takes a look at every lane, and what waits in an old one may do so for days.
+const NEXT_LOOK_AFTER: Duration = Duration::from_mins(10);
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusqlite::Result<bool> {
     let (payloads_before, attempts_before) = (now.minus(retention.payloads), now.minus(retention.attempts));
-    let all_before = payloads_before.min(attempts_before);
+    let dead_before = now.minus(retention.dead_letters);
+    // A dead letter is nothing without its message.
+    let all_before = payloads_before.min(attempts_before).min(dead_before);
     let mut more = expire_payloads(batch, now)?;
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
-    more |= retire_dead_letters(batch, now.minus(retention.dead_letters))?;
+    more |= retire_dead_letters(batch, dead_before)?;
     more |= forget_jobs(batch, attempts_before)?;
     if payloads_before > all_before {
         more |= walk(batch, Left::Payload, payloads_before)?;
@@ -55,7 +62,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     // Keys tell the time to pieces. Without this, a store that nothing comes to would keep its last piece for ever.
     batch.minter.mint(now);
     batch.begin_piece_if_due()?;
-    more |= retire_one(batch, all_before)?;
+    more |= retire_one(batch, all_before, now)?;
     Ok(more)
 }
 
@@ -311,7 +318,7 @@ fn note_pair(connection: &Connection, name: &str, (first, second): (i64, i64)) -
 
 /// Hides one piece that ends before `before` and in which nothing waits any more: what still waits is kept, however old
 /// it is, and its history with it.
-fn retire_one(batch: &mut Batch<'_>, before: Timestamp) -> rusqlite::Result<bool> {
+fn retire_one(batch: &mut Batch<'_>, before: Timestamp, now: Timestamp) -> rusqlite::Result<bool> {
     let pieces = batch.pieces().clone();
     let old: Vec<(Piece, i64)> = pieces
         .windows(2)
@@ -319,8 +326,17 @@ fn retire_one(batch: &mut Batch<'_>, before: Timestamp) -> rusqlite::Result<bool
         .take_while(|(_, end)| time_of_key(*end) < before && batch.oldest_handed.is_none_or(|oldest| *end <= oldest))
         .collect();
     let Some((_, end_of_all)) = old.last() else { return Ok(false) };
+    let (looked_through, looked_at) = noted_pair(&batch.transaction, NONE_TO_RETIRE)?;
+    let looked_at = Timestamp::from_millis(looked_at);
+    // A clock that was set back must not put the next look off.
+    if looked_through == *end_of_all && looked_at <= now && now.since(looked_at) < NEXT_LOOK_AFTER {
+        return Ok(false);
+    }
     let awaited = pieces_with_waiting(&batch.transaction, &pieces, *end_of_all)?;
-    let Some((piece, end)) = old.iter().find(|(piece, _)| !awaited.contains(&piece.number)) else { return Ok(false) };
+    let Some((piece, end)) = old.iter().find(|(piece, _)| !awaited.contains(&piece.number)) else {
+        note_pair(&batch.transaction, NONE_TO_RETIRE, (*end_of_all, now.as_millis()))?;
+        return Ok(false);
+    };
     batch.transaction.execute("UPDATE piece SET retired = 1 WHERE number = ?1", [piece.number])?;
     forget_dead_between(&batch.transaction, i64::MIN, piece.first_key, *end)?;
     batch.replace_pieces(pieces.iter().filter(|kept| kept.number != piece.number).copied().collect());
@@ -419,4 +435,41 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
     }
     connection.execute("DELETE FROM piece WHERE number = ?1", [number])?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        NewMessage, SqliteOptions, SqliteStore,
+        conformance::fixtures::{
+            DAY, START, accept, add_application, add_endpoint, all_messages, at, delivered, failed, message, scheduled,
+            settle, stored, tidy_up,
+        },
+    };
+
+    #[tokio::test]
+    async fn a_piece_that_could_not_go_is_looked_at_again_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteOptions { piece_messages_max: 1, ..SqliteOptions::default() };
+        let store = SqliteStore::open_with(folder.path(), START, options).unwrap();
+        let app = add_application(&store, None).await.key;
+        let lane = add_endpoint(&store, app, None).await.key;
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            ids.push(scheduled(lane, accept(&store, NewMessage { owed: vec![lane], ..message(app, START) }).await));
+        }
+        settle(&store, vec![failed(ids[0], at(1), at(90 * DAY)), delivered(ids[1], at(1))]).await;
+        let day = Duration::from_hours(24);
+        let keep = Retention { payloads: day, attempts: day, dead_letters: day, idempotency: day };
+        let left_at = async |millis: i64| {
+            tidy_up(&store, at(10 * DAY + millis), keep).await;
+            all_messages(&store, app).await.len()
+        };
+        assert_eq!(left_at(0).await, 1, "the first waits for its retry");
+        settle(&store, vec![stored(delivered(ids[0], at(10 * DAY)))]).await;
+        let soon = NEXT_LOOK_AFTER.as_millis() as i64;
+        assert_eq!((left_at(1).await, left_at(soon - 1).await), (1, 1), "there is no hurry");
+        assert_eq!(left_at(soon).await, 0);
+    }
 }
