@@ -265,7 +265,7 @@ fn nonsense() -> Vec<(Value, &'static str, &'static str)> {
         ),
         (json!({"timeouts": {"connect": "10s", "total": "9s", "firstByte": "9s"}}), "timeouts.connect", "longer than"),
         (json!({"timeouts": {"read": "1s"}}), "timeouts.read", "unknown field"),
-        (json!({"timeouts": "1s"}), "timeouts", "TimeoutsIn"),
+        (json!({"timeouts": "1s"}), "timeouts", "an object with connect"),
         (json!({"circuitBreaker": {"failures": 0}}), "circuitBreaker.failures", "must be from 1"),
         (json!({"circuitBreaker": {"coolDown": "0s"}}), "circuitBreaker.coolDown", "must be from"),
         (json!({"circuitBreaker": {"coolDown": "1h"}}), "circuitBreaker.coolDown", "longer than the longest cool-down"),

@@ -54,10 +54,9 @@ enum Event {
         settings: LaneSettings,
         due: Timestamp,
     },
-    HealthFound {
+    Healed {
         endpoint: EndpointKey,
         settings: LaneSettings,
-        health: Health,
     },
     AppRead(AppKey, Option<Arc<AppEntry>>),
     /// An endpoint of this application was disabled.
@@ -234,8 +233,8 @@ impl Dispatch {
                 self.unopened.remove(&endpoint);
                 self.engine.expect(endpoint, self.newest(endpoint, settings), due, now);
             }
-            Event::HealthFound { endpoint, settings, health } => {
-                self.engine.set_health(endpoint, self.newest(endpoint, settings), health, now);
+            Event::Healed { endpoint, settings } => {
+                self.engine.set_health(endpoint, self.newest(endpoint, settings), Health::default(), now);
             }
             Event::AppRead(app, entry) => match self.reading.remove(&app) {
                 Some(Reading::Outdated) => self.read(app),
@@ -283,7 +282,11 @@ impl Dispatch {
                 },
                 Committed::Settings { app } => self.reread(app),
                 Committed::EventTypes => self.directory.event_types_changed(),
-                Committed::Health { endpoint } => self.find_health(endpoint),
+                // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
+                Committed::Health { endpoint } => match self.directory.endpoint_at_hand(endpoint) {
+                    Some(entry) => self.engine.set_health(endpoint, entry.lane, Health::default(), now),
+                    None => self.find_healed(endpoint),
+                },
                 Committed::Cancelled { endpoint, which } => {
                     let which = match which {
                         Cancelled::One(message) => Cancel::One(message),
@@ -379,12 +382,11 @@ impl Dispatch {
         });
     }
 
-    fn find_health(&self, endpoint: EndpointKey) {
-        let (store, directory, events) = (Arc::clone(&self.store), Arc::clone(&self.directory), self.events.clone());
+    fn find_healed(&self, endpoint: EndpointKey) {
+        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move {
-            let health = insist(|| store.health(endpoint)).await;
             if let Some(entry) = insist(|| directory.endpoint(endpoint)).await {
-                let _ = events.send(Event::HealthFound { endpoint, settings: entry.lane, health });
+                let _ = events.send(Event::Healed { endpoint, settings: entry.lane });
             }
         });
     }
