@@ -8,6 +8,7 @@ mod clock;
 mod floor;
 mod generator;
 mod ledger;
+mod parking;
 mod payload;
 mod process;
 mod progress;
@@ -60,6 +61,9 @@ struct Args {
     /// Waiting retries to fill the store with
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
     growth_waiting: u32,
+    /// Deliveries to fill a paused lane with
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
+    parking: u32,
     /// How long endpoints hang, and how long the same is measured without
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
     hang_seconds: u64,
@@ -133,6 +137,7 @@ async fn benchmark(args: &Args) -> Result<Report> {
         rate: args.rate,
         growth_finished: args.growth_finished,
         growth_waiting: args.growth_waiting,
+        parking: args.parking,
         hang_seconds: args.hang_seconds,
         patience_seconds: args.patience_seconds,
     };
@@ -151,8 +156,14 @@ async fn benchmark(args: &Args) -> Result<Report> {
     }
     let server = version(&launcher.binary).await;
     let progress = Progress::new(settings.steps());
-    let mut bench =
-        Bench { settings, launcher, receiver: Receiver::start().await?, progress, faults: Faults::default() };
+    let mut bench = Bench {
+        settings,
+        launcher,
+        receiver: Receiver::start().await?,
+        progress,
+        faults: Faults::default(),
+        late_wanted: 0,
+    };
     let figures = bench.run().await?;
     bench.progress.finish();
     let verdicts = judge(&figures, bench.faults);

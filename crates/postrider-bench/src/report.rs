@@ -5,6 +5,7 @@ use std::fmt::Write;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::parking::Parking;
 use crate::process::Machine;
 use crate::scenarios::Settings;
 
@@ -28,6 +29,7 @@ pub struct Figures {
     pub growth_finished: Option<Growth>,
     pub growth_waiting: Option<Growth>,
     pub isolation: Option<Isolation>,
+    pub parking: Option<Parking>,
 }
 
 /// Each figure's own median: the median rate and the median latency may come from different runs.
@@ -270,6 +272,27 @@ pub fn judge(figures: &Figures, faults: Faults) -> Vec<Verdict> {
             outcome: outcome(pair.map(|(without, beside)| beside <= without * 1.1 + 2.0)),
         });
     }
+    let parking = figures.parking.as_ref();
+    verdicts.extend([
+        at_most(
+            "pausing a full lane, longer than an empty one: at most 5 ms",
+            parking.map(|parking| parking.full.pause_ms - parking.empty.pause_ms),
+            5.0,
+            " ms",
+        ),
+        at_most(
+            "a full lane's breaker is open, CPU of one core: at most 0.01",
+            parking.map(|parking| parking.cpu_share_open.max(parking.cpu_share_paused)),
+            0.01,
+            "",
+        ),
+        at_most(
+            "probes when a full lane's time is up: exactly 1",
+            parking.map(|parking| parking.probes as f64),
+            1.0,
+            "",
+        ),
+    ]);
     let Faults { lost, duplicated, misnamed, damaged } = faults;
     verdicts.push(Verdict {
         target: "lost, duplicated, misnamed, damaged: none",
@@ -340,6 +363,23 @@ impl Report {
                     growth.retries_meanwhile
                 );
             }
+        }
+        if let Some(parking) = &self.figures.parking {
+            let _ = writeln!(
+                text,
+                "\n{} waiting in one lane: pause {:.2} ms, resume {:.2} ms (with an empty lane {:.2} and {:.2}); CPU of one core {:.4} paused, {:.4} with its breaker open; RSS {:.1} and {:.1} MiB; open after {} failures; {} probe when its time was up",
+                parking.waiting,
+                parking.full.pause_ms,
+                parking.full.resume_ms,
+                parking.empty.pause_ms,
+                parking.empty.resume_ms,
+                parking.cpu_share_paused,
+                parking.cpu_share_open,
+                parking.rss_paused_mib,
+                parking.rss_open_mib,
+                parking.failures,
+                parking.probes
+            );
         }
         if let Some(isolation) = &self.figures.isolation {
             let _ = writeln!(

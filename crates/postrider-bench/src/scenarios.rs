@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::floor;
 use crate::generator::{self, Application, Target, Until};
 use crate::ledger::{Ledger, Tally};
+use crate::parking::{Lane, Parking};
 use crate::progress::Progress;
 use crate::receiver::{Endpoint, Receiver, Temper};
 use crate::report::{Faults, Figures, Growth, IdleRun, Isolation, Latency, LoadRun, Series};
@@ -35,6 +36,8 @@ pub enum Scenario {
     GrowthWaiting,
     /// A fixed rate to ten endpoints, then three of them hang
     Isolation,
+    /// Pausing, resuming and tripping a lane with a great many deliveries in it
+    Parking,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -45,6 +48,7 @@ pub struct Settings {
     pub rate: u32,
     pub growth_finished: u32,
     pub growth_waiting: u32,
+    pub parking: u32,
     pub hang_seconds: u64,
     pub patience_seconds: u64,
 }
@@ -55,7 +59,7 @@ impl Settings {
         let of = |scenario: &Scenario| match scenario {
             Scenario::Floor | Scenario::EndToEnd | Scenario::FanOut | Scenario::Steady | Scenario::Idle => self.runs,
             Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
-            Scenario::Isolation => 2,
+            Scenario::Isolation | Scenario::Parking => 2,
         };
         self.scenarios.iter().map(of).sum()
     }
@@ -71,6 +75,8 @@ pub struct Bench {
     pub receiver: Receiver,
     pub progress: Progress,
     pub faults: Faults,
+    /// Arrivals after the end of their measurement that are part of the story.
+    pub late_wanted: u64,
 }
 
 impl Bench {
@@ -87,7 +93,10 @@ impl Bench {
         if self.wants(Scenario::Isolation) {
             figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
         }
-        self.faults.duplicated += self.receiver.late();
+        if self.wants(Scenario::Parking) {
+            figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
+        }
+        self.faults.duplicated += self.receiver.late() - self.late_wanted;
         self.faults.damaged += self.receiver.damaged();
         Ok(figures)
     }
@@ -187,6 +196,9 @@ impl Bench {
         self.progress.step(&format!("filling the store with {count} waiting retries"));
         let (server, _) = self.launcher.start().await?;
         let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Failing).await?;
+        for (application, endpoint) in &field.ids {
+            server.patch_endpoint(application, endpoint, UNGUARDED).await?;
+        }
         let start = Instant::now();
         self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
             .await?;
@@ -268,6 +280,53 @@ impl Bench {
         // Asked to stop, it would rightly wait for the requests that hang.
         server.end(Stop::Killed).await?;
         Ok(Isolation { hanging: HANGING, endpoints: ENDPOINTS, without, beside, hung_requests })
+    }
+
+    async fn parking(&mut self) -> Result<Parking> {
+        let count = self.settings.parking;
+        self.progress.step(&format!("filling a paused lane with {count} deliveries"));
+        let (server, _) = self.launcher.start().await?;
+        let field = Field::lay_out(&server, &self.receiver, Shape::FanOut, Temper::Failing).await?;
+        let [full, empty] = [0, 1].map(|column: usize| Lane {
+            server: &server,
+            application: &field.ids[column].0,
+            endpoint: &field.ids[column].1,
+            receiver: &field.endpoints[column],
+        });
+        // One of the ten is to be filled; the others would only make the filling longer.
+        for (number, (application, endpoint)) in field.ids.iter().enumerate() {
+            match number {
+                0 => server.patch_endpoint(application, endpoint, PARKED).await?,
+                1 => server.patch_endpoint(application, endpoint, ELSEWHERE).await?,
+                _ => server.delete_endpoint(application, endpoint).await?,
+            }
+        }
+        self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
+            .await?;
+        let waiting = server.waiting(full.application, full.endpoint).await?;
+
+        self.progress.step("pausing, resuming and tripping it");
+        let late_before = self.receiver.late();
+        let cpu_share_paused = full.cpu_share_at_rest().await?;
+        let rss_paused_mib = server.memory()?.rss_mib;
+        let (full_held, empty_held) = (full.pause_and_resume().await?, empty.pause_and_resume().await?);
+        let failures = full.trip().await?;
+        let cpu_share_open = full.cpu_share_at_rest().await?;
+        let rss_open_mib = server.memory()?.rss_mib;
+        let probes = full.recover().await?;
+        server.end(Stop::Killed).await?;
+        self.late_wanted += self.receiver.late() - late_before;
+        Ok(Parking {
+            waiting,
+            full: full_held,
+            empty: empty_held,
+            cpu_share_paused,
+            cpu_share_open,
+            rss_paused_mib,
+            rss_open_mib,
+            failures,
+            probes,
+        })
     }
 
     /// Connections open, caches fill, the allocator grows: once per server, and not part of any figure but the faults.
@@ -420,6 +479,13 @@ fn requests(endpoints: &[Endpoint]) -> u64 {
     endpoints.iter().map(Endpoint::requests).sum()
 }
 
+/// A breaker that opens soon and stays open long enough to be looked at.
+const PARKED: &str =
+    r#"{"disabled": true, "circuitBreaker": {"failures": 5, "coolDown": "10s", "coolDownMax": "10s"}}"#;
+/// Takes nothing of what fills the other lane.
+const ELSEWHERE: &str = r#"{"disabled": true, "channels": ["elsewhere"]}"#;
+/// Every delivery is to fail and wait by itself, as if its endpoint were only sometimes down.
+const UNGUARDED: &str = r#"{"circuitBreaker": false, "autoDisable": false}"#;
 const CONNECTIONS: usize = 64;
 const FILLING_CONNECTIONS: usize = 128;
 const ENDPOINTS: usize = 10;

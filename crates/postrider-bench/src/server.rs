@@ -104,6 +104,29 @@ impl Server {
         Ok(count("pending")? + count("sending")?)
     }
 
+    /// Pauses or resumes an endpoint.
+    pub async fn steer(&self, application: &str, endpoint: &str, how: &str, body: Value) -> Result<()> {
+        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/{how}");
+        self.call(Method::POST, &path, Some(body), StatusCode::OK).await.map(drop)
+    }
+
+    /// The state that the API shows.
+    pub async fn health(&self, application: &str, endpoint: &str) -> Result<String> {
+        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/health");
+        let health = self.call(Method::GET, &path, None, StatusCode::OK).await?;
+        health["state"].as_str().map(str::to_owned).with_context(|| format!("finding the state in {health}"))
+    }
+
+    pub async fn patch_endpoint(&self, application: &str, endpoint: &str, patch: &str) -> Result<()> {
+        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}");
+        self.call(Method::PATCH, &path, Some(serde_json::from_str(patch)?), StatusCode::OK).await.map(drop)
+    }
+
+    pub async fn delete_endpoint(&self, application: &str, endpoint: &str) -> Result<()> {
+        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}");
+        self.call(Method::DELETE, &path, None, StatusCode::NO_CONTENT).await.map(drop)
+    }
+
     async fn create(&self, path: &str, body: Value) -> Result<String> {
         let made = self.call(Method::POST, path, Some(body), StatusCode::CREATED).await?;
         made["id"].as_str().map(str::to_owned).with_context(|| format!("finding the id in {made}"))
@@ -124,6 +147,9 @@ impl Server {
             answer.status,
             String::from_utf8_lossy(&answer.body)
         );
+        if answer.body.is_empty() {
+            return Ok(Value::Null);
+        }
         serde_json::from_slice(&answer.body).with_context(|| format!("reading the answer of {path}"))
     }
 

@@ -50,6 +50,22 @@ key!(
     AttemptKey
 );
 
+key!(
+    /// Which deliveries of a lane must keep their order: a hash of the ordering key. Two keys with the same hash merely
+    /// wait for one another.
+    OrderKey
+);
+
+impl OrderKey {
+    /// FNV-1a. It is stored, so that it must be the same in every version.
+    pub fn of(ordering_key: &str) -> Self {
+        let hash = ordering_key
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        Self(hash.cast_signed())
+    }
+}
+
 /// One message owed to one endpoint, for one cause.
 ///
 /// A delivery on its schedule and a resend that a person asked for may be under way at the same time;
@@ -65,4 +81,41 @@ pub struct DeliveryId {
 pub enum Trigger {
     Scheduled,
     Manual,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn moments_that_no_key_can_carry_are_brought_to_the_nearest() {
+        assert_eq!(first_key_at(Timestamp::from_millis(-1)), 0);
+        assert_eq!(first_key_at(Timestamp::from_millis(i64::MIN)), 0);
+        let latest = first_key_at(Timestamp::from_millis(i64::MAX));
+        assert!(latest > 0);
+        assert_eq!(first_key_at(time_of_key(latest)), latest);
+    }
+
+    /// These are stored, so that they must be the same in every version. The hashes are FNV's own test vectors.
+    #[test]
+    fn the_hash_of_an_ordering_key_never_changes() {
+        for (text, hash) in
+            [("", 0xcbf2_9ce4_8422_2325_u64), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8)]
+        {
+            assert_eq!(OrderKey::of(text).raw(), hash.cast_signed(), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_tells_its_time_and_grows_with_it(
+            earlier in 0..1i64 << 42, later in 0..1i64 << 42, sequence in 0..1i64 << SEQUENCE_BITS,
+        ) {
+            let [earlier, later] = [earlier.min(later), earlier.max(later)].map(Timestamp::from_millis);
+            prop_assert_eq!(time_of_key(first_key_at(earlier) + sequence), earlier);
+            prop_assert!(first_key_at(earlier) <= first_key_at(later));
+            prop_assert!(earlier == later || first_key_at(earlier) + sequence < first_key_at(later));
+        }
+    }
 }

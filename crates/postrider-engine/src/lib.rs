@@ -10,6 +10,6 @@ pub mod outcome;
 pub mod policy;
 pub mod time;
 
-pub use keys::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Trigger};
-pub use outcome::{Answer, Fault, Outcome, TimeoutPhase, TlsFault};
+pub use keys::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Trigger};
+pub use outcome::{Answer, Control, Fault, Outcome, TimeoutPhase, TlsFault};
 pub use time::Timestamp;

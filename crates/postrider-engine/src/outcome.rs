@@ -17,6 +17,19 @@ pub struct Answer {
     pub retry_after: Vec<Vec<u8>>,
     /// The `Location` of a redirect, for the reason that is shown to a person.
     pub location: Option<String>,
+    /// What the receiver asks of us besides.
+    pub control: Option<Control>,
+    /// A redirect was not followed although redirects are: too many of them, or to a place it must not lead to.
+    pub redirect_refused: bool,
+}
+
+/// The response header `webhook-delivery`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// `disable`: send nothing more to this endpoint.
+    Disable,
+    /// `abort-message`: do not try this delivery again.
+    AbortMessage,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

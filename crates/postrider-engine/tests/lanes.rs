@@ -1,377 +1,735 @@
-//! The dispatcher against a small model of the world: a store whose answers come late, receivers that fail at
-//! random, lanes that are parked and freed, and a clock that the test turns by hand.
+//! The dispatcher in a world in which everything may happen at any time: what holds whatever comes.
+
+mod world;
 
 use postrider_engine::{
-    AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    lanes::{Command, Dispatcher, LaneSettings, Limits, Parcel},
-    policy::Progress,
+    Answer, AppKey, Control, DeliveryId, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
+    lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
+    policy::{
+        BreakerRules, DisableReason, DisableRules, Health, Ordering, Policy, Progress, WhileOpen, health::Notice, judge,
+    },
 };
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
+use world::{Receiver, Reply, SMALL, Schedule, World, lane_settings, scheduled, status};
 
-const LIMITS: Limits = Limits {
-    window: 6,
-    bytes: 20_000,
-    lane_bytes: 8_000,
-    loads: 2,
-    unsettled: 8,
-    in_flight: 12,
-    patience: Duration::from_millis(50),
-};
-const CAP: usize = 3;
-
-/// Work that was begun and whose end the dispatcher has not heard of.
-enum Pending {
-    Request(Parcel<()>),
-    Settlement {
-        parcel: Parcel<()>,
-        due: Option<Timestamp>,
-    },
-    Load {
-        endpoint: EndpointKey,
-        rows: Vec<(Timestamp, DeliveryId)>,
-        more: bool,
-        next_due: Option<Timestamp>,
-    },
-    /// The rows are there from the moment it ends.
-    Spill(Vec<DeliveryId>),
+/// How receivers behave, in percent.
+#[derive(Clone, Copy, Debug)]
+struct Manners {
+    fails: u32,
+    refuses: u32,
+    panics: u32,
+    disables: u32,
 }
 
-struct World {
-    now: Timestamp,
-    rng: ChaCha8Rng,
-    dispatcher: Dispatcher<()>,
-    settings: HashMap<EndpointKey, LaneSettings>,
-    rows: BTreeMap<DeliveryId, Timestamp>,
-    pending: Vec<Pending>,
-    on_the_wire: BTreeSet<DeliveryId>,
-    accepted: BTreeSet<DeliveryId>,
-    delivered: BTreeSet<DeliveryId>,
-    fail_share: f64,
-    /// The order in which each lane's deliveries were first sent.
-    sent: Vec<DeliveryId>,
-}
-
-impl World {
-    fn new(seed: u64, lanes: i64, fail_share: f64) -> Self {
-        Self::with_app_rate(seed, lanes, fail_share, None)
-    }
-
-    fn with_app_rate(seed: u64, lanes: i64, fail_share: f64, app_rate: Option<u32>) -> Self {
-        let settings = (1..=lanes)
-            .map(|lane| {
-                let rate = (lane % 3 == 0).then_some(50);
-                (
-                    EndpointKey::new(lane),
-                    LaneSettings { app: AppKey::new(1), app_rate, in_flight_max: CAP, rate, parked: false },
-                )
-            })
-            .collect();
-        Self {
-            now: Timestamp::from_millis(1_000_000),
-            rng: ChaCha8Rng::seed_from_u64(seed),
-            dispatcher: Dispatcher::new(LIMITS),
-            settings,
-            rows: BTreeMap::new(),
-            pending: Vec::new(),
-            on_the_wire: BTreeSet::new(),
-            accepted: BTreeSet::new(),
-            delivered: BTreeSet::new(),
-            fail_share,
-            sent: Vec::new(),
-        }
-    }
-
-    fn accept(&mut self, message: i64, lane: i64) {
-        let endpoint = EndpointKey::new(lane);
-        let id = DeliveryId { endpoint, message: MessageKey::new(message), trigger: Trigger::Scheduled };
-        self.accepted.insert(id);
-        let parcel = parcel(id, true, self.now);
-        self.dispatcher.hand_over(parcel, self.settings[&endpoint], self.now);
-        self.obey();
-    }
-
-    fn park(&mut self, lane: i64, parked: bool) {
-        let endpoint = EndpointKey::new(lane);
-        let settings = self.settings.get_mut(&endpoint).expect("a lane of this world");
-        settings.parked = parked;
-        self.dispatcher.set_lane(endpoint, *settings, self.now);
-        self.obey();
-    }
-
-    fn obey(&mut self) {
-        let mut steps = 0;
-        while let Some(command) = self.dispatcher.next(self.now) {
-            steps += 1;
-            assert!(steps < 10_000, "the dispatcher goes round in circles");
-            match command {
-                Command::Send(parcel) => self.send(parcel),
-                Command::Spill(ids) => self.pending.push(Pending::Spill(ids)),
-                Command::Load { endpoint, limit } => {
-                    let mut due: Vec<_> =
-                        self.rows.iter().filter(|(id, _)| id.endpoint == endpoint).map(|(id, at)| (*at, *id)).collect();
-                    due.sort();
-                    let later = due.iter().map(|(at, _)| *at).find(|at| *at > self.now);
-                    due.retain(|(at, _)| *at <= self.now);
-                    let more = due.len() > limit;
-                    due.truncate(limit);
-                    self.pending.push(Pending::Load { endpoint, rows: due, more, next_due: later });
-                }
+impl Manners {
+    fn receiver(self) -> Receiver {
+        Box::new(move |_, _, rng| {
+            let drawn = rng.random_range(0..100);
+            if drawn < self.disables {
+                let answer = Answer { status: 200, control: Some(Control::Disable), ..Answer::default() };
+                return Reply { outcome: Some(Outcome::Answered(answer)), ..status(200) };
             }
-        }
-    }
-
-    fn send(&mut self, parcel: Parcel<()>) {
-        let id = parcel.id;
-        assert!(!self.settings[&id.endpoint].parked, "{id:?} sent in a parked lane");
-        assert!(!self.delivered.contains(&id), "{id:?} sent again after it was delivered");
-        assert!(self.on_the_wire.insert(id), "{id:?} sent while it is under way");
-        let in_lane = self.on_the_wire.iter().filter(|other| other.endpoint == id.endpoint).count();
-        assert!(in_lane <= CAP, "{in_lane} requests in one lane");
-        assert!(self.on_the_wire.len() <= LIMITS.in_flight);
-        self.sent.push(id);
-        self.pending.push(Pending::Request(parcel));
-    }
-
-    /// Lets one piece of pending work, chosen at random, come to its end.
-    fn finish_one(&mut self) {
-        if self.pending.is_empty() {
-            return;
-        }
-        let index = self.rng.random_range(0..self.pending.len());
-        match self.pending.swap_remove(index) {
-            Pending::Request(parcel) => {
-                self.on_the_wire.remove(&parcel.id);
-                self.dispatcher.answered(parcel.id, self.now);
-                let due = if self.rng.random_bool(self.fail_share) {
-                    Some(self.now.plus(Duration::from_millis(self.rng.random_range(1..200))))
-                } else {
-                    self.delivered.insert(parcel.id);
-                    None
+            if drawn < self.disables + self.panics {
+                return Reply { outcome: None, ..status(500) };
+            }
+            if drawn < self.disables + self.panics + self.refuses {
+                return status(400);
+            }
+            if drawn < self.disables + self.panics + self.refuses + self.fails {
+                return match drawn % 5 {
+                    0 => Reply { outcome: Some(Outcome::Failed(Fault::LocalResource)), ..status(500) },
+                    1 => status(429),
+                    _ => status(503),
                 };
-                self.pending.push(Pending::Settlement { parcel, due });
             }
-            Pending::Settlement { parcel, due } => {
-                match due {
-                    Some(due) => self.rows.insert(parcel.id, due),
-                    None => self.rows.remove(&parcel.id),
-                };
-                self.dispatcher.settled(parcel.id, due, self.now);
-            }
-            Pending::Load { endpoint, rows, more, next_due } => {
-                let parcels = rows.into_iter().map(|(_, id)| parcel(id, false, self.now)).collect();
-                self.dispatcher.loaded(endpoint, parcels, more, next_due, self.now);
-            }
-            Pending::Spill(ids) => {
-                for id in &ids {
-                    self.rows.insert(*id, self.now);
-                }
-                self.dispatcher.spilled(&ids, self.now);
-            }
-        }
-        self.obey();
-    }
-
-    fn advance(&mut self, millis: u64) {
-        self.now = self.now.plus(Duration::from_millis(millis));
-        self.obey();
-    }
-
-    /// Everyone is healthy again: runs until nothing is left to do.
-    fn settle_down(&mut self) {
-        self.fail_share = 0.0;
-        for lane in self.settings.keys().copied().collect::<BTreeSet<_>>() {
-            self.park(lane.raw(), false);
-        }
-        for _ in 0..200_000 {
-            if !self.pending.is_empty() {
-                self.finish_one();
-            } else if let Some(at) = self.dispatcher.sleep_until() {
-                assert!(at > self.now, "asked to sleep until the past");
-                self.advance(at.since(self.now).as_millis() as u64);
-            } else {
-                return;
-            }
-        }
-        panic!("it does not come to rest");
+            status(200)
+        })
     }
 }
 
-fn parcel(id: DeliveryId, handed: bool, since: Timestamp) -> Parcel<()> {
-    Parcel { id, cycle: 0, progress: Progress::default(), handed, since, weight: 1_000, cargo: () }
+fn manners() -> impl Strategy<Value = Manners> {
+    (0..90u32, 0..8u32, 0..8u32, 0..3u32).prop_map(|(fails, refuses, panics, disables)| {
+        let fails = fails.min(100 - refuses - panics - disables);
+        Manners { fails, refuses, panics, disables }
+    })
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Accept { lane: i64, count: u8 },
+    Accept { lane: i64, count: u8, keys: i64 },
+    Resend { lane: i64, message: i64 },
     Finish(u8),
     Advance(u16),
     Park(i64),
     Free(i64),
+    Reorder { lane: i64, ordering: Ordering },
+    Cancel { lane: i64, back: i64 },
+    CancelBefore { lane: i64, back: i64 },
+    Replay(usize),
+    ResetHealth(i64),
+    Restart,
 }
 
-fn steps(lanes: i64) -> impl Strategy<Value = Vec<Step>> {
+fn steps(lanes: i64, death: Step) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (1..=lanes, 1..12u8).prop_map(|(lane, count)| Step::Accept { lane, count }),
-        6 => (1..20u8).prop_map(Step::Finish),
-        3 => (0..120u16).prop_map(Step::Advance),
-        1 => (1..=lanes).prop_map(Step::Park),
-        2 => (1..=lanes).prop_map(Step::Free),
+        8 => (1..=lanes, 1..12u8, 1..4i64).prop_map(|(lane, count, keys)| Step::Accept { lane, count, keys }),
+        12 => (1..20u8).prop_map(Step::Finish),
+        6 => (0..120u16).prop_map(Step::Advance),
+        2 => (1..=lanes).prop_map(Step::Park),
+        4 => (1..=lanes).prop_map(Step::Free),
+        1 => (1..=lanes, 0..40i64).prop_map(|(lane, message)| Step::Resend { lane, message }),
+        1 => (1..=lanes, prop_oneof![Just(Ordering::None), Just(Ordering::Keyed), Just(Ordering::Fifo)])
+            .prop_map(|(lane, ordering)| Step::Reorder { lane, ordering }),
+        2 => (1..=lanes, 0..20i64).prop_map(|(lane, back)| Step::Cancel { lane, back }),
+        1 => (1..=lanes, 0..40i64).prop_map(|(lane, back)| Step::CancelBefore { lane, back }),
+        2 => any::<usize>().prop_map(Step::Replay),
+        1 => (1..=lanes).prop_map(Step::ResetHealth),
+        1 => Just(death),
     ];
     prop::collection::vec(step, 1..120)
+}
+
+/// Five lanes of two applications, each with other rules.
+fn all_kinds() -> Vec<(i64, LaneSettings)> {
+    let breaker = |while_open| {
+        Some(BreakerRules {
+            failures: 3,
+            cool_down: Duration::from_millis(40),
+            cool_down_max: Duration::from_millis(300),
+            while_open,
+        })
+    };
+    let one = LaneSettings { app_rate: Some(60), ..lane_settings(1) };
+    let two = lane_settings(2);
+    let disable = DisableRules { failing_for: Some(Duration::from_secs(3)), permanent_streak: Some(4) };
+    vec![
+        (1, LaneSettings { ordering: Ordering::Keyed, breaker: breaker(WhileOpen::Hold), ..one }),
+        (2, LaneSettings { ordering: Ordering::Fifo, disable, ..one }),
+        (3, LaneSettings { rate: Some(50), ordering: Ordering::Keyed, in_flight_max: 5, ..one }),
+        (4, LaneSettings { breaker: breaker(WhileOpen::DeadLetter), in_flight_max: 6, ..two }),
+        (5, LaneSettings { breaker: breaker(WhileOpen::Hold), ordering: Ordering::Fifo, disable, ..two }),
+    ]
+}
+
+fn live(world: &mut World, steps: Vec<Step>) {
+    let mut message = 0;
+    for step in steps {
+        match step {
+            Step::Accept { lane, count, keys } => {
+                for _ in 0..count {
+                    message += 1;
+                    let key = world.rng.random_range(0..=keys);
+                    world.accept(message, lane, (key > 0).then_some(key));
+                }
+            }
+            Step::Resend { lane, message } => world.resend(message, lane),
+            Step::Finish(count) => (0..count).for_each(|_| world.finish_one()),
+            Step::Advance(millis) => world.advance(u64::from(millis)),
+            Step::Park(lane) => world.park(lane, true),
+            Step::Free(lane) => world.park(lane, false),
+            Step::Reorder { lane, ordering } => world.change(lane, |settings| settings.ordering = ordering),
+            Step::Cancel { lane, back } => world.cancel(lane, Cancel::One(MessageKey::new(message - back))),
+            Step::CancelBefore { lane, back } => world.cancel(lane, Cancel::Before(MessageKey::new(message - back))),
+            Step::Replay(which) => world.replay(which),
+            Step::ResetHealth(lane) => world.reset_health(lane),
+            Step::Restart => world.restart(),
+        }
+    }
+}
+
+fn check_the_end(world: &World) {
+    let accepted: BTreeSet<_> = world.accepted.keys().copied().collect();
+    assert_eq!(world.ended, accepted, "each of them came to its end");
+    assert_eq!(world.rows(), 0);
+    assert_eq!(world.dispatcher.held(), 0);
+    assert_eq!(world.dispatcher.in_flight(), 0);
+    world.check_rates();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
+    // The world itself checks at every start: order, slots, ramp, breaker, probe, pause, no second start.
     #[test]
-    fn whatever_happens_everything_arrives_once_within_its_limits(
-        seed: u64, fail_share in 0.0..0.9f64, steps in steps(5)
+    fn whatever_happens_everything_comes_to_its_end_within_its_limits(
+        seed: u64, manners in manners(), run_max in 1..5usize, steps in steps(5, Step::Finish(1))
     ) {
-        let mut world = World::new(seed, 5, fail_share);
+        let mut world = World::new(seed, SMALL, all_kinds());
+        world.receiver = manners.receiver();
+        world.run_max = run_max;
+        world.load_failures = 5;
+        live(&mut world, steps);
+        world.settle_down();
+        check_the_end(&world);
+    }
+
+    #[test]
+    fn a_process_that_dies_again_and_again_loses_nothing_and_keeps_the_order(
+        seed: u64, manners in manners(), steps in steps(5, Step::Restart)
+    ) {
+        let mut world = World::new(seed, SMALL, all_kinds());
+        world.receiver = manners.receiver();
+        live(&mut world, steps);
+        world.settle_down();
+        check_the_end(&world);
+    }
+
+    #[test]
+    fn without_failures_and_limits_each_is_sent_exactly_once(seed: u64, counts in prop::collection::vec(1..30u8, 1..20)) {
+        let mut world = World::new(seed, SMALL, (1..=3).map(|lane| (lane, lane_settings(lane))));
         let mut message = 0;
-        for step in steps {
-            match step {
-                Step::Accept { lane, count } => for _ in 0..count {
-                    message += 1;
-                    world.accept(message, lane);
-                },
-                Step::Finish(count) => for _ in 0..count {
-                    world.finish_one();
-                },
-                Step::Advance(millis) => world.advance(u64::from(millis)),
-                Step::Park(lane) => world.park(lane, true),
-                Step::Free(lane) => world.park(lane, false),
+        for (lane, count) in counts.into_iter().enumerate() {
+            for _ in 0..count {
+                message += 1;
+                world.accept(message, 1 + lane as i64 % 3, None);
             }
+            (0..count).for_each(|_| world.finish_one());
         }
         world.settle_down();
-        prop_assert_eq!(&world.delivered, &world.accepted);
-        prop_assert!(world.rows.is_empty());
-        prop_assert_eq!(world.dispatcher.held(), 0);
-        prop_assert_eq!(world.dispatcher.in_flight(), 0);
+        check_the_end(&world);
+        prop_assert_eq!(world.starts.len(), world.accepted.len());
     }
 }
 
 #[test]
 fn a_flooded_lane_does_not_delay_another() {
-    let mut world = World::new(1, 2, 0.0);
+    let mut world = World::new(1, SMALL, [(1, lane_settings(1)), (2, lane_settings(1))]);
     for message in 0..100 {
-        world.accept(message, 1);
+        world.accept(message, 1, None);
     }
-    world.accept(1_000, 2);
-    let last = world.sent.last().expect("something was sent");
-    assert_eq!(last.endpoint, EndpointKey::new(2), "the quiet lane's turn came at once");
+    world.accept(1_000, 2, None);
+    let last = world.starts.last().expect("something was sent");
+    assert_eq!(last.id.endpoint, EndpointKey::new(2), "the quiet lane's turn came at once");
 }
 
 #[test]
 fn lanes_take_turns() {
-    let mut world = World::new(1, 2, 0.0);
-    // All slots of lane 1 are taken and more waits, while lane 2 fills up behind it.
-    for message in 0..12 {
-        world.accept(message, 1 + message % 2);
+    let limits = Limits { in_flight: 4, ..SMALL };
+    let mut world = World::new(1, limits, (1..=3).map(|lane| (lane, lane_settings(1))));
+    for message in 0..4 {
+        world.accept(message, 3, None);
     }
-    while !world.pending.is_empty() {
-        world.finish_one();
+    // Now all of our own slots are taken, or soon will be.
+    for message in 4..16 {
+        world.accept(message, 1 + message % 2, None);
     }
-    let firsts: Vec<i64> = world.sent[..2 * CAP].iter().map(|id| id.endpoint.raw()).collect();
-    assert_eq!(firsts, [1, 2, 1, 2, 1, 2], "one request each, in turn");
-    assert_eq!(world.delivered.len(), 12);
+    world.finish_all();
+    let firsts: Vec<i64> =
+        world.starts.iter().map(|start| start.id.endpoint.raw()).filter(|lane| *lane < 3).take(6).collect();
+    assert!(firsts.windows(2).all(|pair| pair[0] != pair[1]), "one request each, in turn: {firsts:?}");
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 16);
+}
+
+#[test]
+fn one_application_with_a_thousand_lanes_does_not_starve_another_with_one() {
+    let lanes = (1..=1_000).map(|lane| (lane, lane_settings(1))).chain([(2_000, lane_settings(2))]);
+    let limits = Limits { in_flight: 8, bytes: 100_000_000, patience: Duration::from_secs(3_600), ..SMALL };
+    let mut world = World::new(1, limits, lanes);
+    let mut message = 0;
+    for _ in 0..3 {
+        for lane in 1..=1_000 {
+            message += 1;
+            world.accept(message, lane, None);
+        }
+    }
+    let before = world.starts.len();
+    for _ in 0..3 {
+        message += 1;
+        world.accept(message, 2_000, None);
+    }
+    world.run_until(world.now.plus(Duration::from_millis(200)));
+    let places: Vec<usize> = (world.starts.iter().skip(before).enumerate())
+        .filter(|(_, start)| start.id.endpoint == EndpointKey::new(2_000))
+        .map(|(place, _)| place)
+        .collect();
+    assert_eq!(places.len(), 3);
+    assert!(places.iter().all(|place| *place < 8), "every second request is its own: {places:?}");
 }
 
 #[test]
 fn a_parked_lane_asks_for_nothing() {
-    let mut world = World::new(1, 1, 0.0);
+    let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
     world.park(1, true);
     for message in 0..50 {
-        world.accept(message, 1);
+        world.accept(message, 1, None);
     }
-    while !world.pending.is_empty() {
-        world.finish_one();
-    }
-    assert_eq!(world.rows.len(), 50);
+    world.finish_all();
+    assert_eq!(world.rows(), 50);
     assert_eq!(world.dispatcher.held(), 0, "nothing of it is in memory");
     assert_eq!(world.dispatcher.sleep_until(), None, "and nothing will wake it");
 }
 
 #[test]
 fn what_stands_too_long_is_given_a_row() {
-    let mut world = World::new(1, 1, 0.0);
-    for message in 0..(CAP as i64 + 2) {
-        world.accept(message, 1);
+    let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
+    for message in 0..5 {
+        world.accept(message, 1, None);
     }
-    assert_eq!(world.on_the_wire.len(), CAP);
+    assert_eq!(world.in_flight(EndpointKey::new(1)), 3);
     world.advance(200);
-    assert!(
-        world.pending.iter().any(|pending| matches!(pending, Pending::Spill(ids) if ids.len() == 2)),
-        "the two that wait behind hanging requests are spilled"
-    );
+    assert_eq!(world.spills_under_way(), 2, "the two that wait behind hanging requests");
 }
 
 #[test]
 fn a_rate_spreads_requests_over_time() {
-    let mut world = World::new(1, 3, 0.0);
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { rate: Some(50), ..lane_settings(1) })]);
     for message in 0..120 {
-        world.accept(message, 3);
-        while !world.pending.is_empty() {
-            world.finish_one();
-        }
+        world.accept(message, 1, None);
+        world.finish_all();
     }
-    assert_eq!(world.sent.len(), 50, "a second's worth at once");
+    assert_eq!(world.starts.len(), 50, "a second's worth at once");
     world.advance(1_000);
-    while !world.pending.is_empty() {
-        world.finish_one();
-    }
-    assert!(world.sent.len() <= 101, "{} within the next second", world.sent.len());
+    world.finish_all();
+    assert!(world.starts.len() <= 101, "{} within the next second", world.starts.len());
     world.settle_down();
     assert_eq!(world.delivered.len(), 120);
+    world.check_rates();
 }
 
 #[test]
 fn lanes_share_the_rate_of_their_application() {
-    let mut world = World::with_app_rate(1, 2, 0.0, Some(10));
+    let settings = LaneSettings { app_rate: Some(10), ..lane_settings(1) };
+    let mut world = World::new(1, SMALL, [(1, settings), (2, settings)]);
     for message in 0..40 {
-        world.accept(message, 1 + message % 2);
-        while !world.pending.is_empty() {
-            world.finish_one();
-        }
+        world.accept(message, 1 + message % 2, None);
+        world.finish_all();
     }
-    assert_eq!(world.sent.len(), 10, "a second's worth at once");
+    assert_eq!(world.starts.len(), 10, "a second's worth at once");
     for _ in 0..20 {
         world.advance(100);
-        while !world.pending.is_empty() {
-            world.finish_one();
-        }
+        world.finish_all();
     }
-    let sent_in = |lane| world.sent.iter().filter(|id| id.endpoint == EndpointKey::new(lane)).count();
-    assert!(world.sent.len() <= 31, "{} in two seconds more", world.sent.len());
-    assert!(sent_in(1).abs_diff(sent_in(2)) <= 2, "{} and {}", sent_in(1), sent_in(2));
+    let (one, two) = (world.messages_sent(1).len(), world.messages_sent(2).len());
+    assert!(world.starts.len() <= 31, "{} in two seconds more", world.starts.len());
+    assert!(one.abs_diff(two) <= 2, "{one} and {two}");
     world.settle_down();
     assert_eq!(world.delivered.len(), 40);
+    world.check_rates();
+}
+
+#[test]
+fn a_lane_whose_settings_are_not_known_yet_does_not_lift_the_limit_of_its_application() {
+    let limited = LaneSettings { app_rate: Some(1), ..lane_settings(1) };
+    let unknown = LaneSettings { parked: true, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let mut sent = 0;
+    for message in 1..=3 {
+        dispatcher.hand_over(new_parcel(message, now), limited, now);
+        let other = Parcel { id: scheduled(2, message), ..new_parcel(message, now) };
+        dispatcher.hand_over(other, unknown, now);
+        while let Some(command) = dispatcher.next(now) {
+            sent += usize::from(matches!(command, Command::Send(_)));
+        }
+    }
+    assert_eq!(sent, 1);
+}
+
+#[test]
+fn deleting_an_endpoint_does_not_lift_the_limit_of_its_application() {
+    let limited = LaneSettings { app_rate: Some(1), in_flight_max: 100, ..lane_settings(1) };
+    let limits = Limits { window: 100, ..Limits::default() };
+    let (deleted, now) = (EndpointKey::new(2), Timestamp::from_millis(1_000_000));
+    for app_rate in [Some(1), None] {
+        for opened_before in [true, false] {
+            let mut dispatcher = Dispatcher::new(limits);
+            if opened_before {
+                dispatcher.set_lane(deleted, LaneSettings { parked: true, ..limited }, now);
+            }
+            for message in 1..=20 {
+                dispatcher.hand_over(new_parcel(message, now), limited, now);
+            }
+            assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+            let gone = LaneSettings { app_rate, gone: true, ..limited };
+            dispatcher.set_health(deleted, gone, Health::default(), now);
+            dispatcher.set_lane(deleted, gone, now);
+            assert!(dispatcher.next(now).is_none(), "one a second");
+        }
+    }
 }
 
 #[test]
 fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
-    let mut world = World::new(1, 1, 1.0);
+    let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
+    world.receiver = Box::new(|_, _, _| status(503));
     for message in 0..20 {
-        world.accept(message, 1);
+        world.accept(message, 1, None);
     }
-    while !world.pending.is_empty() {
-        world.finish_one();
-    }
+    world.finish_all();
     world.advance(1_000);
-    while !matches!(world.pending.last(), None | Some(Pending::Request(_))) {
+    while !world.only_requests_are_under_way() {
         world.finish_one();
     }
     world.park(1, true);
-    while !world.pending.is_empty() {
-        world.finish_one();
-    }
+    world.finish_all();
     assert_eq!(world.dispatcher.held(), 0);
     world.settle_down();
     assert_eq!(world.delivered.len(), 20);
+}
+
+#[test]
+fn a_retry_holds_its_own_key_back_and_no_other() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+    world.receiver = Box::new(|id, _, _| status(if id.message.raw() == 1 { 503 } else { 200 }));
+    for (message, key) in [(1, 7), (2, 7), (3, 8), (4, 8)] {
+        world.accept(message, 1, Some(key));
+    }
+    world.finish_all();
+    assert_eq!(world.messages_sent(1), [1, 3, 4]);
+    world.settle_down();
+    assert_eq!(world.messages_sent(1), [1, 3, 4, 1, 2]);
+}
+
+#[test]
+fn an_earlier_message_that_is_replayed_goes_before_what_waits() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Fifo, ..lane_settings(1) })]);
+    world.accept(1, 1, None);
+    world.finish_all();
+    world.accept(2, 1, None);
+    world.accept(3, 1, None);
+    world.accept(4, 1, None);
+    // Message 2 is under way; 3 and 4 stand behind it in memory.
+    world.replay(0);
+    while !world.only_requests_are_under_way() {
+        world.run_until(world.now.plus(Duration::from_millis(1)));
+    }
+    world.finish_all();
+    assert_eq!(world.messages_sent(1), [1, 2, 1, 3, 4]);
+}
+
+#[test]
+fn an_endpoint_that_asks_to_be_disabled_is_left_alone_at_once() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { in_flight_max: 1, ..lane_settings(1) })]);
+    let answer = Answer { status: 200, control: Some(Control::Disable), ..Answer::default() };
+    world.receiver = Box::new(move |_, _, _| Reply { outcome: Some(Outcome::Answered(answer.clone())), ..status(200) });
+    for message in 0..5 {
+        world.accept(message, 1, None);
+    }
+    world.finish_all();
+    assert_eq!(world.starts.len(), 1);
+    assert_eq!(world.dispatcher.held(), 0, "the others have rows");
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 5);
+}
+
+#[test]
+fn what_comes_late_says_why() {
+    let first = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let cases: [(LaneSettings, HeldBy); 5] = [
+        (first, HeldBy::Slots),
+        (LaneSettings { in_flight_max: 100, rate: Some(1), ..first }, HeldBy::Rate),
+        (LaneSettings { in_flight_max: 100, app_rate: Some(1), ..first }, HeldBy::AppRate),
+        (LaneSettings { in_flight_max: 100, ordering: Ordering::Fifo, ..first }, HeldBy::Order),
+        (LaneSettings { parked: true, ..first }, HeldBy::Pause),
+    ];
+    for (settings, expected) in cases {
+        let mut world = World::new(1, Limits { window: 64, ..Limits::default() }, [(1, settings)]);
+        world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_secs(2), ..status(200) });
+        if settings.parked {
+            world.park(1, true);
+        }
+        for message in 0..6 {
+            world.accept(message, 1, None);
+        }
+        world.run_until(world.now.plus(Duration::from_secs(10)));
+        world.park(1, false);
+        world.run_until(world.now.plus(Duration::from_secs(30)));
+        let held: Vec<_> = world.starts.iter().filter_map(|start| start.held).map(|held| held.by).collect();
+        assert!(held.len() >= 3, "{expected:?}: {held:?}");
+        assert!(held.iter().take(2).all(|by| *by == expected), "{expected:?}: {held:?}");
+    }
+}
+
+#[test]
+fn a_lane_with_a_rate_is_forgotten_once_its_bucket_is_full_again() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { rate: Some(10), ..lane_settings(7) })]);
+    world.accept(1, 1, None);
+    world.finish_all();
+    assert_eq!(world.dispatcher.lanes_of(AppKey::new(7)).len(), 1, "what was used up is remembered");
+    world.advance(1_000);
+    assert_eq!(world.dispatcher.lanes_of(AppKey::new(7)).len(), 0);
+    assert_eq!(world.dispatcher.sleep_until(), None);
+}
+
+#[test]
+fn what_is_cancelled_is_never_sent_and_never_spilled() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { in_flight_max: 1, ..lane_settings(1) })]);
+    for message in 0..5 {
+        world.accept(message, 1, None);
+    }
+    world.cancel(1, Cancel::One(MessageKey::new(3)));
+    world.cancel(1, Cancel::Before(MessageKey::new(3)));
+    assert!(world.cancelled.contains(&scheduled(1, 1)));
+    world.settle_down();
+    assert_eq!(world.messages_sent(1), [0, 4], "the first was on the network already");
+    assert_eq!(world.rows(), 0);
+}
+
+#[test]
+fn what_waits_behind_a_cancelled_one_goes_at_once() {
+    for have_rows in [false, true] {
+        let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+        world.schedule = Schedule::Real;
+        world.receiver = Box::new(|_, _, _| Reply { outcome: Some(Outcome::Failed(Fault::Dns)), ..status(500) });
+        for message in 1..=3 {
+            world.accept(message, 1, Some(7));
+        }
+        if have_rows {
+            world.restart();
+        }
+        world.finish_all();
+        world.starts.clear();
+        world.receiver = Box::new(|_, _, _| status(200));
+        world.cancel(1, Cancel::One(MessageKey::new(1)));
+        world.finish_all();
+        assert_eq!(world.messages_sent(1), [2, 3], "they waited for the first one's retry");
+    }
+}
+
+#[test]
+fn what_fails_after_it_was_cancelled_holds_nobody_back() {
+    for have_rows in [false, true] {
+        let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+        world.schedule = Schedule::Real;
+        world.receiver = Box::new(|id, _, _| status(if id.message.raw() == 1 { 503 } else { 200 }));
+        for message in 1..=3 {
+            world.accept(message, 1, Some(7));
+        }
+        if have_rows {
+            world.restart();
+            world.starts.clear();
+            world.run_until(world.now.plus(Duration::from_millis(10)));
+        }
+        assert_eq!(world.messages_sent(1), [1]);
+        world.cancel(1, Cancel::One(MessageKey::new(1)));
+        world.finish_all();
+        assert_eq!(world.messages_sent(1), [1, 2, 3], "there is no retry to wait for");
+    }
+}
+
+#[test]
+fn a_resend_that_arrives_ends_what_waits_in_memory() {
+    let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+    world.receiver = Box::new(|id, _, _| match id.message.raw() {
+        1 => Reply { takes: Duration::from_millis(40), ..status(200) },
+        _ => status(200),
+    });
+    for message in 1..=3 {
+        world.accept(message, 1, Some(7));
+    }
+    world.resend(2, 1);
+    world.run_until(world.now.plus(Duration::from_secs(1)));
+    assert_eq!(world.messages_sent(1), [1, 2, 3], "the second beside the first, and not again after it");
+    assert_eq!(world.rows(), 0);
+    assert!(world.delivered.contains(&scheduled(1, 2)));
+}
+
+/// Message 1 of a key waits ten hours for its retry and others behind it, in the store.
+#[test]
+fn a_resend_that_arrives_frees_its_key_at_once() {
+    let settings = LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let retry = now.plus(Duration::from_hours(10));
+    let resend = DeliveryId { trigger: Trigger::Manual, ..scheduled(1, 1) };
+    let mut dispatcher = Dispatcher::new(SMALL);
+    dispatcher.expect(lane, settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = Parcel { id: resend, handed: false, ..new_parcel(1, now) };
+    dispatcher.loaded(lane, vec![found], Rest { more: false, next_due: Some(retry), blocked: true }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.answered(resend, None, now);
+    dispatcher.settled(resend, None, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.cancel(lane, Cancel::One(MessageKey::new(1)), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+#[test]
+fn a_lane_that_was_never_read_looks_for_what_a_cancelled_one_held_back() {
+    for (ordering, looks) in [(Ordering::Keyed, true), (Ordering::Fifo, true), (Ordering::None, false)] {
+        let settings = LaneSettings { ordering, ..lane_settings(1) };
+        let (mut dispatcher, now) = (Dispatcher::<()>::new(SMALL), Timestamp::from_millis(1_000));
+        dispatcher.expect(EndpointKey::new(1), settings, now.plus(Duration::from_hours(10)), now);
+        assert!(dispatcher.next(now).is_none());
+        dispatcher.cancel(EndpointKey::new(1), Cancel::One(MessageKey::new(1)), now);
+        assert_eq!(dispatcher.next(now).is_some(), looks, "{ordering:?}");
+    }
+}
+
+#[test]
+fn what_came_before_a_cut_load_does_not_overtake_what_the_cut_left_out() {
+    let settings = LaneSettings { ordering: Ordering::Fifo, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    for message in [9, 10] {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    // Messages 3 to 8 are replayed, and two of them are read.
+    dispatcher.expect(EndpointKey::new(1), settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = [3, 4].map(|message| Parcel { handed: false, ..new_parcel(message, now) });
+    dispatcher.loaded(EndpointKey::new(1), found.to_vec(), Rest { more: true, ..Rest::default() }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    match dispatcher.next(now) {
+        Some(Command::Spill(spills)) => assert_eq!(spills, [(scheduled(1, 10), None)]),
+        other => panic!("message 10 must wait in the store behind messages 5 to 8, not {other:?}"),
+    }
+}
+
+#[test]
+fn what_waits_for_one_that_someone_else_took_away_is_looked_for() {
+    let settings = LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::<()>::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.expect(EndpointKey::new(1), settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    dispatcher.loaded(EndpointKey::new(1), Vec::new(), Rest { blocked: true, ..Rest::default() }, now);
+    assert!(dispatcher.next(now).is_none());
+    let later = dispatcher.sleep_until().expect("it is not left at that");
+    assert!(matches!(dispatcher.next(later), Some(Command::Load { .. })));
+}
+
+#[test]
+fn settings_that_may_not_know_of_a_disabling_count_only_once_it_is_written() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let gone = Outcome::Answered(Answer { status: 410, ..Answer::default() });
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let verdict = judge(&Policy::default(), Trigger::Scheduled, Progress::default(), &gone, (now, now), &mut rng);
+    for message in [1, 2] {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    let step = dispatcher.answered(scheduled(1, 1), Some(&verdict), now).expect("it is to be disabled");
+    assert_eq!(step.notice, Some(Notice::Disable(DisableReason::Gone)));
+    assert!(matches!(dispatcher.next(now), Some(Command::Spill(_))), "message 2 is to wait");
+    dispatcher.spilled(&[scheduled(1, 2)], now);
+    dispatcher.set_lane(EndpointKey::new(1), settings, now);
+    assert!(dispatcher.next(now).is_none(), "these may have been read too early");
+    dispatcher.settled(scheduled(1, 1), None, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+/// The outcome from before the reset may be written after it, and would come back with the next start.
+#[test]
+fn a_health_that_was_set_back_while_an_outcome_was_written_is_written_again() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let mut dispatcher = Dispatcher::new(SMALL);
+    for message in 1..=4 {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    let answer = |dispatcher: &mut Dispatcher<()>, message, status| {
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+        let outcome = Outcome::Answered(Answer { status, ..Answer::default() });
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (policy, progress) = (Policy::default(), Progress::default());
+        let verdict = judge(&policy, Trigger::Scheduled, progress, &outcome, (now, now), &mut rng);
+        dispatcher.answered(scheduled(1, message), Some(&verdict), now).map(|step| step.health)
+    };
+    assert!(answer(&mut dispatcher, 1, 503).is_some());
+    dispatcher.set_health(lane, settings, Health::default(), now);
+    dispatcher.settled(scheduled(1, 1), None, now);
+    assert_eq!(answer(&mut dispatcher, 2, 200), Some(Health::default()));
+    dispatcher.settled(scheduled(1, 2), None, now);
+    assert_eq!(answer(&mut dispatcher, 3, 200), None, "once is enough");
+    dispatcher.settled(scheduled(1, 3), None, now);
+    dispatcher.set_health(lane, settings, Health::default(), now);
+    assert_eq!(answer(&mut dispatcher, 4, 200), None, "nothing was being written");
+}
+
+/// A request is under way when the endpoint is deleted, and its answer is that the endpoint is gone.
+#[test]
+fn the_lane_of_a_deleted_endpoint_comes_to_its_end_whatever_it_hears() {
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let heard = [
+        Answer { status: 410, ..Answer::default() },
+        Answer { status: 200, control: Some(Control::Disable), ..Answer::default() },
+        Answer { status: 503, ..Answer::default() },
+    ];
+    for answer in heard {
+        let mut dispatcher = Dispatcher::new(SMALL);
+        for message in [1, 2] {
+            dispatcher.hand_over(new_parcel(message, now), settings, now);
+        }
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+        dispatcher.set_lane(lane, LaneSettings { gone: true, ..settings }, now);
+        let (outcome, mut rng) = (Outcome::Answered(answer), ChaCha8Rng::seed_from_u64(1));
+        let first = scheduled(1, 1);
+        let verdict = judge(&Policy::default(), first.trigger, Progress::default(), &outcome, (now, now), &mut rng);
+        assert_eq!(dispatcher.answered(first, Some(&verdict), now), None, "nothing is to be written of it");
+        dispatcher.settled(first, None, now);
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 2)));
+        dispatcher.answered(scheduled(1, 2), None, now);
+        dispatcher.settled(scheduled(1, 2), None, now);
+        assert!(dispatcher.lanes_of(settings.app).is_empty(), "and it is forgotten");
+    }
+}
+
+#[test]
+fn what_was_held_for_an_endpoint_ends_at_full_speed_once_it_is_deleted() {
+    let settings = lane_settings(1);
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.expect(EndpointKey::new(1), LaneSettings { parked: true, ..settings }, now, now);
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.set_lane(EndpointKey::new(1), LaneSettings { gone: true, ..settings }, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let found = [1, 2].map(|message| Parcel { handed: false, ..new_parcel(message, now) });
+    dispatcher.loaded(EndpointKey::new(1), found.to_vec(), Rest::default(), now);
+    for _ in 0..2 {
+        assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    }
+    for parcel in found {
+        dispatcher.answered(parcel.id, None, now);
+        dispatcher.settled(parcel.id, None, now);
+    }
+    assert!(dispatcher.lanes_of(settings.app).is_empty());
+}
+
+fn new_parcel(message: i64, now: Timestamp) -> Parcel<()> {
+    Parcel {
+        id: scheduled(1, message),
+        cycle: 0,
+        progress: Progress::default(),
+        queued_at: now,
+        due: now,
+        order: None,
+        held: None,
+        handed: true,
+        since: now,
+        weight: 1,
+        cargo: (),
+    }
+}
+
+/// One delivery is sent and answered, and replayed before the dispatcher has heard that its end is written.
+fn answered_and_replayed() -> (Dispatcher<()>, Parcel<()>, Timestamp) {
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let parcel = new_parcel(1, now);
+    dispatcher.hand_over(parcel.clone(), lane_settings(1), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.answered(parcel.id, None, now);
+    dispatcher.expect(parcel.id.endpoint, lane_settings(1), now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    (dispatcher, Parcel { cycle: 1, handed: false, ..parcel }, now)
+}
+
+#[test]
+fn a_replay_that_is_read_before_the_end_is_heard_of_is_read_again() {
+    let (mut dispatcher, replayed, now) = answered_and_replayed();
+    dispatcher.loaded(replayed.id.endpoint, vec![replayed.clone()], Rest::default(), now);
+    assert!(dispatcher.next(now).is_none(), "the first cycle is not over yet");
+    dispatcher.settled(replayed.id, None, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+#[test]
+fn a_replay_that_is_read_after_the_end_was_heard_of_is_no_echo_of_the_first_cycle() {
+    let (mut dispatcher, replayed, now) = answered_and_replayed();
+    dispatcher.settled(replayed.id, None, now);
+    dispatcher.loaded(replayed.id.endpoint, vec![replayed], Rest::default(), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.cycle == 1));
 }

@@ -42,7 +42,9 @@ impl Secret {
 
     /// The secret in the clear, as its owner copies it: `whsec_<base64>`, padded.
     pub fn reveal(&self) -> String {
-        let mut text = String::from(PREFIX);
+        // As long as it gets, so that it never grows and leaves a copy behind.
+        let mut text = String::with_capacity(PREFIX.len() + 4 * Self::BYTES_MAX.div_ceil(3));
+        text.push_str(PREFIX);
         STANDARD.encode_string(self.as_bytes(), &mut text);
         text
     }

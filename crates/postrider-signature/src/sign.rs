@@ -10,6 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use zeroize::Zeroizing;
 
 use crate::Secret;
 
@@ -32,17 +33,31 @@ pub fn sign(keys: &[SigningKey], id: &str, timestamp: i64, body: &[u8]) -> Strin
 
 /// A [`Secret`] made ready to sign: make it once, keep it, clone it freely.
 #[derive(Clone)]
-pub struct SigningKey(Hmac<Sha256>);
+pub struct SigningKey {
+    /// Keyed by the secret's bytes, as Standard Webhooks asks.
+    bytes: Hmac<Sha256>,
+    /// Keyed by the secret's text, as the forms in [`crate::pairs`] ask.
+    text: Hmac<Sha256>,
+}
 
 impl SigningKey {
     pub fn new(secret: &Secret) -> Self {
-        Self(Hmac::new_from_slice(secret.as_bytes()).expect("HMAC takes a key of any length"))
+        let keyed = |key: &[u8]| Hmac::new_from_slice(key).expect("HMAC takes a key of any length");
+        let text = Zeroizing::new(secret.reveal());
+        Self { bytes: keyed(secret.as_bytes()), text: keyed(text.as_bytes()) }
     }
 
     pub(crate) fn tag(&self, id: &str, timestamp: impl fmt::Display, body: &[u8]) -> Tag {
-        let mut mac = self.0.clone();
+        let mut mac = self.bytes.clone();
         mac.update(id.as_bytes());
         write!(Signing(&mut mac), ".{timestamp}.").expect("hashing does not fail");
+        mac.update(body);
+        mac.finalize().into_bytes().into()
+    }
+
+    pub(crate) fn text_tag(&self, timestamp: impl fmt::Display, body: &[u8]) -> Tag {
+        let mut mac = self.text.clone();
+        write!(Signing(&mut mac), "{timestamp}.").expect("hashing does not fail");
         mac.update(body);
         mac.finalize().into_bytes().into()
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postrider_signature::{Secret, Signed, SigningKey, Verifier, sign};
+use postrider_signature::{Secret, Signed, SigningKey, Verifier, VerifyError, scheme_header, sign, stripe_header};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -59,10 +59,64 @@ proptest! {
     }
 
     #[test]
+    fn what_we_sign_in_pairs_we_verify(
+        old in secret(), current in secret(), timestamp: i64, body: Vec<u8>, skew in -300..=300i64,
+    ) {
+        let keys = [SigningKey::new(&current), SigningKey::new(&old)];
+        for secret in [current, old] {
+            let verifier = Verifier::new([secret]);
+            for (sign, verify) in PAIRS {
+                let header = sign(&keys, timestamp, &body);
+                prop_assert_eq!(verify(&verifier, &header, &body, timestamp.saturating_add(skew)), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_is_refused_in_pairs_too(
+        secret in secret(), timestamp: i64, body in prop::collection::vec(any::<u8>(), 1..200), at: Index, bit in 0..8u8,
+    ) {
+        let keys = [SigningKey::new(&secret)];
+        // Whatever the time: the signature alone must catch it.
+        let verifier = Verifier::new([secret]).with_tolerance(Duration::MAX);
+        for (sign, verify) in PAIRS {
+            let header = sign(&keys, timestamp, &body);
+            prop_assert_eq!(verify(&verifier, &header, &body, timestamp), Ok(()));
+            prop_assert!(verify(&verifier, &flip_text(&header, at, bit % 7), &body, timestamp).is_err());
+            prop_assert!(verify(&verifier, &header, &flip(&body, at, bit), timestamp).is_err());
+        }
+    }
+
+    #[test]
+    fn another_secret_verifies_nothing_in_pairs(ours in secret(), theirs in secret(), timestamp: i64, body: Vec<u8>) {
+        prop_assume!(ours != theirs);
+        let keys = [SigningKey::new(&theirs)];
+        let verifier = Verifier::new([ours]);
+        for (sign, verify) in PAIRS {
+            let verdict = verify(&verifier, &sign(&keys, timestamp, &body), &body, timestamp);
+            prop_assert_eq!(verdict, Err(VerifyError::NoMatch));
+        }
+    }
+
+    #[test]
+    fn no_header_of_pairs_makes_the_verifier_panic(
+        header in "(scheme=v1,)?((t|ts|v1|sig)=[^,]{0,70},?){0,5}.*", body: Vec<u8>, now: i64,
+    ) {
+        let verifier = Verifier::new([Secret::from_bytes(&[1; 24]).unwrap()]).with_tolerance(Duration::MAX);
+        for (_, verify) in PAIRS {
+            prop_assert!(verify(&verifier, &header, &body, now).is_err());
+        }
+    }
+
+    #[test]
     fn a_revealed_secret_parses_back(secret in secret()) {
         prop_assert_eq!(Secret::parse(&secret.reveal()), Ok(secret));
     }
 }
+
+type Sign = fn(&[SigningKey], i64, &[u8]) -> String;
+type Verify = fn(&Verifier, &str, &[u8], i64) -> Result<(), VerifyError>;
+const PAIRS: [(Sign, Verify); 2] = [(stripe_header, Verifier::verify_stripe), (scheme_header, Verifier::verify_scheme)];
 
 fn secret() -> impl Strategy<Value = Secret> {
     prop::collection::vec(any::<u8>(), Secret::BYTES_MIN..=Secret::BYTES_MAX)

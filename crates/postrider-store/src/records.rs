@@ -1,10 +1,13 @@
 //! What is kept, as plain records. They are neither wire structs nor rows; both sides translate.
 
+use crate::StateKind;
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp,
-    policy::{Class, DeathReason, Delay, Next, Progress, Rule},
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    lanes::Held,
+    policy::{Class, DeathReason, Delay, DisableReason, Health, Next, Progress, Rule},
 };
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 pub type Metadata = BTreeMap<String, String>;
@@ -20,6 +23,8 @@ pub struct Application {
     pub name: String,
     /// Requests per second over all endpoints.
     pub rate_limit: Option<u32>,
+    /// What it says about how its endpoints are treated: JSON, which the store does not look into.
+    pub rules: Option<String>,
     pub metadata: Metadata,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -33,7 +38,8 @@ pub struct Endpoint {
     pub uid: Option<String>,
     pub url: String,
     pub description: String,
-    pub disabled: bool,
+    /// `None`: it is enabled.
+    pub disabled: Option<Disabled>,
     /// `None`: every event type.
     pub event_types: Option<Vec<String>>,
     /// `None`: messages on any channel and on none.
@@ -41,10 +47,19 @@ pub struct Endpoint {
     pub metadata: Metadata,
     /// Requests per second.
     pub rate_limit: Option<u32>,
+    /// What it says about how it is treated: JSON, which the store does not look into.
+    pub rules: Option<String>,
     /// Signing secrets and custom headers, encrypted by the caller. The store never sees inside.
     pub sealed: Vec<u8>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
+}
+
+/// Since when an endpoint gets nothing, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disabled {
+    pub why: DisableReason,
+    pub at: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +73,8 @@ pub struct EventType {
     pub group_name: Option<String>,
     /// A JSON object, as text.
     pub schemas: Option<String>,
+    /// What it says about how its messages are delivered: JSON, which the store does not look into.
+    pub rules: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
 }
@@ -79,6 +96,8 @@ pub struct NewMessage {
     pub payload_expires_at: Option<Timestamp>,
     /// Every endpoint that wants it, disabled ones too: those wait.
     pub owed: Vec<EndpointKey>,
+    /// Those of them that get everything in order, and count it.
+    pub fifo: Vec<EndpointKey>,
     pub idempotency: Option<Idempotency>,
 }
 
@@ -91,6 +110,10 @@ pub struct Content {
     pub tags: Vec<String>,
     /// `None`: `application/json`.
     pub content_type: Option<String>,
+    /// Messages of one key reach an endpoint in the order in which they were accepted.
+    pub ordering_key: Option<String>,
+    /// Not to be sent before.
+    pub deliver_at: Option<Timestamp>,
     /// The bytes as they came, and as they will be sent.
     pub payload: Bytes,
 }
@@ -136,6 +159,9 @@ pub struct Letter {
     /// `None`: expired or expunged before it could be sent.
     pub payload: Option<Bytes>,
     pub accepted_at: Timestamp,
+    pub order: Option<OrderKey>,
+    /// Which number it has among those of its key, or of a FIFO endpoint: counted from 1, without gaps.
+    pub sequences: Vec<(EndpointKey, u64)>,
 }
 
 /// What a commit changed that someone in this process must hear of.
@@ -147,6 +173,20 @@ pub enum Committed {
     Waiting { endpoint: EndpointKey, due: Timestamp },
     /// An application or one of its endpoints changed.
     Settings { app: AppKey },
+    /// An event type changed.
+    EventTypes,
+    /// A person set the endpoint's health back.
+    Health { endpoint: EndpointKey },
+    /// These deliveries of a lane were ended by a person, or by a resend that arrived, whether they had rows or not.
+    Cancelled { endpoint: EndpointKey, which: Cancelled },
+}
+
+/// Which of a lane's deliveries were cancelled. Resends are not among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    One(MessageKey),
+    /// All messages with a key below this one.
+    Before(MessageKey),
 }
 
 /// A delivery that waits in the store.
@@ -156,6 +196,9 @@ pub struct Waiting {
     pub cycle: u32,
     pub progress: Progress,
     pub due: Timestamp,
+    /// When this cycle began.
+    pub queued_at: Timestamp,
+    pub order: Option<OrderKey>,
     pub letter: Arc<Letter>,
 }
 
@@ -167,6 +210,8 @@ pub struct Loaded {
     pub more: bool,
     /// When the earliest of those not yet due will be.
     pub next_due: Option<Timestamp>,
+    /// There are rows which wait for an earlier one of the same key (or of the FIFO lane), and are not counted above.
+    pub blocked: bool,
 }
 
 /// A lane as it is found at start.
@@ -189,8 +234,12 @@ pub struct Settlement {
     /// `None` if it ended without a try: expired while it waited, or its endpoint is gone.
     pub attempt: Option<AttemptRecord>,
     pub next: Next,
-    /// The endpoint said that it is no more.
-    pub disable_endpoint: bool,
+    /// For a delivery that has no row yet.
+    pub order: Option<OrderKey>,
+    /// How the endpoint fares now, where that has changed.
+    pub health: Option<Health>,
+    /// The endpoint is to be disabled.
+    pub disable: Option<DisableReason>,
 }
 
 /// One request and what we made of it.
@@ -205,6 +254,8 @@ pub struct AttemptRecord {
     pub response: Bytes,
     pub class: Class,
     pub rule: Rule,
+    /// Why it was sent later than it was due, where it was.
+    pub held: Option<Held>,
 }
 
 /// An attempt as it is read back.
@@ -268,19 +319,154 @@ pub struct TaskKey(pub i64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub key: TaskKey,
-    pub endpoint: EndpointKey,
-    pub since: Timestamp,
-    pub until: Timestamp,
-    /// Deliveries put back on their way so far.
-    pub recovered: u64,
+    pub app: AppKey,
+    pub kind: TaskKind,
+    /// How many there are to look at, as counted when it began; `None` until then.
+    pub total: Option<u64>,
+    /// Looked at so far.
+    pub done: u64,
+    /// Of those, changed: put back on their way, cancelled or expunged.
+    pub changed: u64,
     pub status: TaskStatus,
+    pub created_at: Timestamp,
     pub updated_at: Timestamp,
+}
+
+/// What is to be done. Kept as JSON; times are `[since, until)` of when the message was accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// Every dead letter of an endpoint goes on its way again.
+    Recover { endpoint: i64, since: i64, until: i64 },
+    /// Every message that the endpoint would get today and was never owed.
+    ReplayMissing {
+        endpoint: i64,
+        since: i64,
+        until: i64,
+        event_types: Option<Vec<String>>,
+        channels: Option<Vec<String>>,
+    },
+    /// Every message owed to the endpoint that matches, delivered or not.
+    BulkReplay { endpoint: i64, filter: ReplayFilter },
+    /// Every dead letter of the application that matches.
+    ReplayDead { filter: DeadFilter },
+    /// Everything that waits for the endpoint and was accepted before.
+    Cancel { endpoint: i64, before: i64 },
+    /// What waits for a disabled endpoint is sifted, and then the endpoint is enabled.
+    Resume { endpoint: i64, keep: Keep },
+    /// The contents of all messages of the application, and of the answers to them.
+    Purge,
+}
+
+/// What is still to be delivered when an endpoint is resumed; the rest is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    All,
+    /// Accepted at or after this moment.
+    Since(i64),
+    /// Of each ordering key the newest; of messages without a key, all.
+    NewestPerKey,
+    None,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplayFilter {
+    pub since: i64,
+    pub until: i64,
+    pub event_types: Vec<String>,
+    pub channel: Option<String>,
+    pub tag: Option<String>,
+    pub state: Option<StateKind>,
+    /// The hundreds of the last answer's status; 0 for no answer.
+    pub status_class: Option<u16>,
+}
+
+/// Which dead letters. An empty filter lets all through.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadFilter {
+    pub endpoint: Option<i64>,
+    /// Only those of these messages; all, if there are none.
+    #[serde(default)]
+    pub messages: Vec<i64>,
+    /// What a person called back is left out, unless `reason` asks for it.
+    #[serde(default)]
+    pub but_cancelled: bool,
+    pub event_types: Vec<String>,
+    pub reason: Option<DeadReason>,
+    /// The last answer's status; 0 for no answer.
+    pub status: Option<u16>,
+    /// When it died: inclusive.
+    pub since: Option<i64>,
+    /// Exclusive.
+    pub until: Option<i64>,
+}
+
+/// `DeathReason`, as it is kept in a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadReason {
+    Permanent,
+    Exhausted,
+    Expired,
+    EndpointGone,
+    Cancelled,
+    Breaker,
+}
+
+impl TaskKind {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Recover { .. } => "recover",
+            Self::ReplayMissing { .. } => "replay_missing",
+            Self::BulkReplay { .. } => "bulk_replay",
+            Self::ReplayDead { .. } => "replay_dead",
+            Self::Cancel { .. } => "cancel",
+            Self::Resume { .. } => "resume",
+            Self::Purge => "purge",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskStatus {
     Running,
     Finished,
+    /// A person ended it before its end.
+    Cancelled,
+}
+
+/// A delivery that was given up, and what is known about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    pub message: Message,
+    pub endpoint: EndpointKey,
+    pub reason: DeathReason,
+    pub at: Timestamp,
+    pub cycle: u32,
+    /// When it was last put on its way again.
+    pub replayed_at: Option<Timestamp>,
+    /// Attempts in all cycles.
+    pub attempts: u32,
+    pub last_attempt: Option<Attempt>,
+}
+
+/// Where a dead letter stands in a list: by message, then by endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeadKey {
+    pub message: MessageKey,
+    pub endpoint: EndpointKey,
+}
+
+/// What waits for an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    pub waiting: u64,
+    /// When the oldest of it was accepted.
+    pub oldest: Option<Timestamp>,
+    /// What `Keep::Since` would keep, where a moment was asked for.
+    pub since: Option<u64>,
+    pub newest_per_key: u64,
 }
 
 /// Which part of a list to show. Lists are cut at keys, so that a page stays the same page while rows are added.

@@ -2,7 +2,11 @@
 
 use crate::records::*;
 use async_trait::async_trait;
-use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    policy::{Health, Ordering},
+};
+use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
@@ -21,15 +25,30 @@ pub trait Store: Send + Sync + 'static {
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
     /// Gives handed-off deliveries rows of their own, so that they need not be kept in memory.
-    async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError>;
+    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError>;
 
-    /// The deliveries of one lane that are due by `now`.
-    async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError>;
+    /// The deliveries of one lane that are due by `now` and, where there is an order, have nothing before them that is
+    /// not part of the answer: of each key (or of the whole lane, if it is FIFO) a run in the order of the messages,
+    /// from the first one that waits.
+    async fn load(
+        &self,
+        endpoint: EndpointKey,
+        ordering: Ordering,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Loaded, StoreError>;
 
     async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError>;
 
     /// Every lane that has something waiting.
     async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError>;
+
+    /// Every endpoint that is not in perfect health.
+    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError>;
+    /// How one endpoint fares.
+    async fn health(&self, endpoint: EndpointKey) -> Result<Health, StoreError>;
+    /// Sets an endpoint's health back: its breaker is closed, its failures are forgotten.
+    async fn reset_health(&self, endpoint: EndpointKey) -> Result<(), StoreError>;
 
     /// Puts one message on its way to one endpoint once more, now.
     async fn resend(
@@ -88,6 +107,49 @@ pub trait Store: Send + Sync + 'static {
     /// Keeps an answer that no other verb stores along with its change.
     async fn remember(&self, remember: Remember, at: Timestamp) -> Result<(), PutError>;
 
+    // Dead letters, and what waits.
+
+    /// Newest message first. Those that were put on their way again are not shown.
+    async fn dead_letters(
+        &self,
+        app: AppKey,
+        filter: DeadFilter,
+        page: Page<DeadKey>,
+    ) -> Result<Vec<DeadLetter>, StoreError>;
+    /// Also one that was put on its way again since; not one whose time among the dead letters is over.
+    async fn dead_letter(&self, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>, StoreError>;
+    /// How many there are, up to `limit`.
+    async fn count_dead_letters(&self, app: AppKey, filter: DeadFilter, limit: u64) -> Result<u64, StoreError>;
+    /// Puts one dead letter on its way again, as a new cycle. `Ok(false)`: it is no dead letter (any more), or its
+    /// endpoint or its content is gone.
+    async fn replay(
+        &self,
+        app: AppKey,
+        key: DeadKey,
+        at: Timestamp,
+        remember: Option<Remember>,
+    ) -> Result<bool, PutError>;
+    /// Ends what is not finished of a message, at one endpoint or at all; tells how many deliveries that were.
+    async fn cancel_message(
+        &self,
+        app: AppKey,
+        message: MessageKey,
+        endpoint: Option<EndpointKey>,
+        at: Timestamp,
+    ) -> Result<u64, StoreError>;
+    /// What waits for an endpoint in the store.
+    async fn backlog(&self, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog, StoreError>;
+    /// Moves some of what has waited too long in a lane that is parked to the dead letters: what is past its
+    /// `give_up_at`, and what has not been tried, is due, and was queued before `untried_before`. Looks at messages past `from`
+    /// and says how far it came; `None`: to the end.
+    async fn expire(
+        &self,
+        endpoint: EndpointKey,
+        from: Option<MessageKey>,
+        untried_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<Option<MessageKey>, StoreError>;
+
     // Looking back.
 
     async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError>;
@@ -120,6 +182,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Removes the payload for good. False if there is no such message.
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError>;
+    /// The same for many, in the order given.
+    async fn expunge_messages(&self, app: AppKey, messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError>;
     /// Removes the kept response for good. False if there is no such attempt.
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError>;
 
@@ -129,6 +193,9 @@ pub trait Store: Send + Sync + 'static {
     /// Does a bounded piece of a task and tells how it stands now.
     async fn advance_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError>;
     async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError>;
+    async fn tasks(&self, filter: TaskFilter, page: Page<TaskKey>) -> Result<Vec<Task>, StoreError>;
+    /// Ends a task before its end; what it has done stays done. `None` if there is no such task.
+    async fn cancel_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError>;
     async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError>;
     /// Forgets some of what is past its time. True while there is more to do.
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError>;
@@ -152,18 +219,32 @@ pub enum Archived {
     Show,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StateKind {
     Pending,
     Sending,
     Delivered,
     Dead,
+    Cancelled,
 }
 
-/// How long finished things are kept.
+/// Which tasks to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskFilter {
+    pub app: Option<AppKey>,
+    pub status: Option<TaskStatus>,
+    /// Names of kinds, as in `TaskKind::name`; empty: all.
+    pub kinds: Vec<&'static str>,
+}
+
+/// How long finished things are kept. A message and what became of it stay known for the longest of the first three; what
+/// it and its attempts contained goes by their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    pub history: Duration,
+    pub payloads: Duration,
+    pub attempts: Duration,
+    pub dead_letters: Duration,
     /// Of answers; keys of messages are looked for in `IDEMPOTENCY_MEMORY`.
     pub idempotency: Duration,
 }

@@ -9,29 +9,42 @@ use crate::{
     vault::Vault,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
-use postrider_engine::{AppKey, EndpointKey, Timestamp, lanes::LaneSettings};
+use postrider_engine::{
+    AppKey, EndpointKey, Timestamp,
+    lanes::LaneSettings,
+    policy::{Layer, Rules},
+};
 use postrider_signature::SigningKey;
-use postrider_store::{Application, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
+use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 /// Entries kept before all are let go and read anew as they are needed.
 const APPS_MAX: usize = 20_000;
 
-/// Requests at a time to one endpoint.
-const IN_FLIGHT_MAX: usize = 10;
+/// Requests per second to an endpoint that says nothing about it: more than most receivers can take, and finite.
+const RATE_DEFAULT: u32 = 50_000;
 
 pub struct Directory {
     store: Arc<dyn Store>,
     vault: Arc<Vault>,
     guard: Arc<AddressGuard>,
+    /// What the server says.
+    rules: Arc<Layer>,
     known: RwLock<Known>,
+    event_types: RwLock<Option<Arc<EventLayers>>>,
 }
+
+/// The event types that say something about how their messages are delivered.
+type EventLayers = HashMap<String, Layer>;
 
 pub struct AppEntry {
     pub application: Application,
+    /// What it says about how its endpoints are treated.
+    pub layer: Layer,
     pub endpoints: Vec<Arc<EndpointEntry>>,
 }
 
@@ -39,6 +52,10 @@ pub struct AppEntry {
 pub struct EndpointEntry {
     pub key: EndpointKey,
     pub lane: LaneSettings,
+    /// How it is treated, as long as the event type says nothing else.
+    pub rules: Rules,
+    /// What it says itself.
+    pub layer: Layer,
     event_types: Option<HashSet<String>>,
     channels: Option<HashSet<String>>,
     /// The URL as it was stored, for the log.
@@ -58,11 +75,82 @@ struct Known {
     endpoints: HashMap<EndpointKey, Arc<EndpointEntry>>,
     /// Counts changes.
     generation: u64,
+    /// The latest changes and whom they concerned, the newest last. `None`: event types.
+    changes: VecDeque<(u64, Option<AppKey>)>,
 }
 
+impl Known {
+    fn note(&mut self, app: Option<AppKey>) {
+        self.generation += 1;
+        self.changes.push_back((self.generation, app));
+        if self.changes.len() > CHANGES_MAX {
+            self.changes.pop_front();
+        }
+    }
+
+    /// Whether something changed for them since then; also if that is no longer known.
+    fn changed_since(&self, generation: u64, app: Option<AppKey>) -> bool {
+        let known_from = self.changes.front().map_or(self.generation, |(first, _)| first - 1);
+        generation < known_from || self.changes.iter().any(|(at, of)| *at > generation && *of == app)
+    }
+}
+
+/// Changes that are remembered, so that a read under way is kept although another application changed meanwhile.
+const CHANGES_MAX: usize = 256;
+
 impl Directory {
-    pub fn new(store: Arc<dyn Store>, vault: Arc<Vault>, guard: Arc<AddressGuard>) -> Self {
-        Self { store, vault, guard, known: RwLock::default() }
+    pub fn new(store: Arc<dyn Store>, vault: Arc<Vault>, guard: Arc<AddressGuard>, rules: Arc<Layer>) -> Self {
+        Self { store, vault, guard, rules, known: RwLock::default(), event_types: RwLock::default() }
+    }
+
+    /// How a message of this type is delivered to an endpoint.
+    pub async fn rules(&self, endpoint: &Arc<EndpointEntry>, event_type: &str) -> Result<RulesOf, StoreError> {
+        let layers = self.event_layers().await?;
+        let Some(layer) = layers.get(event_type) else { return Ok(RulesOf::Endpoint(Arc::clone(endpoint))) };
+        let app = self.application(&By::Key(endpoint.lane.app)).await?;
+        let further = app.as_ref().map(|app| &app.layer);
+        let rules = Rules::resolve(std::iter::once(&*self.rules).chain(further).chain([&endpoint.layer, layer]));
+        Ok(RulesOf::EventType(Box::new(rules)))
+    }
+
+    /// The longest that anything may wait untried for this endpoint, of whatever type it is.
+    pub async fn hold_max(&self, endpoint: &EndpointEntry) -> Result<Duration, StoreError> {
+        let layers = self.event_layers().await?;
+        let longest = layers.values().filter_map(|layer| layer.hold_max).max();
+        Ok(longest.into_iter().chain([endpoint.rules.policy.hold_max]).max().unwrap_or_default())
+    }
+
+    async fn event_layers(&self) -> Result<Arc<EventLayers>, StoreError> {
+        if let Some(known) = &*self.event_types.read().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Arc::clone(known));
+        }
+        let generation = self.known.read().unwrap_or_else(PoisonError::into_inner).generation;
+        let (mut layers, mut last) = (EventLayers::new(), None);
+        loop {
+            let page = Page { from: last.map(Cut::Past), order: Order::Ascending, limit: 1_000 };
+            let found = self.store.event_types(page, Archived::Show).await?;
+            last = found.last().map(|event_type| event_type.name.clone());
+            for event_type in found {
+                if event_type.rules.is_some() {
+                    layers.insert(event_type.name, crate::rules::Rules::stored(event_type.rules.as_deref()).layer());
+                }
+            }
+            if last.is_none() {
+                break;
+            }
+        }
+        let layers = Arc::new(layers);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if !known.changed_since(generation, None) {
+            *self.event_types.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&layers));
+        }
+        Ok(layers)
+    }
+
+    /// An event type was committed.
+    pub fn event_types_changed(&self) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).note(None);
+        *self.event_types.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub async fn application(&self, by: &By<AppKey>) -> Result<Option<Arc<AppEntry>>, StoreError> {
@@ -101,7 +189,7 @@ impl Directory {
     /// Something about this application or its endpoints was committed.
     pub fn changed(&self, app: AppKey) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.generation += 1;
+        known.note(Some(app));
         if let Some(entry) = known.apps.remove(&app) {
             if let Some(uid) = &entry.application.uid {
                 known.uids.remove(uid);
@@ -113,19 +201,22 @@ impl Directory {
     }
 
     async fn read(&self, application: Application) -> Result<AppEntry, StoreError> {
+        let layer = crate::rules::Rules::stored(application.rules.as_deref()).layer();
         let mut endpoints: Vec<Arc<EndpointEntry>> = Vec::new();
         loop {
             let from = endpoints.last().map(|last| Cut::Past(last.key));
             let page = Page { from, order: Order::Ascending, limit: 1_000 };
             let found = self.store.endpoints(application.key, page).await?;
             if found.is_empty() {
-                return Ok(AppEntry { application, endpoints });
+                return Ok(AppEntry { application, layer, endpoints });
             }
-            endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, endpoint))));
+            endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, &layer, endpoint))));
         }
     }
 
-    fn prepare(&self, application: &Application, endpoint: Endpoint) -> EndpointEntry {
+    fn prepare(&self, application: &Application, further: &Layer, endpoint: Endpoint) -> EndpointEntry {
+        let layer = crate::rules::Rules::stored(endpoint.rules.as_deref()).layer();
+        let rules = Rules::resolve([&*self.rules, further, &layer]);
         let (is_whole, signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
             Ok(private) => (
                 true,
@@ -144,19 +235,26 @@ impl Directory {
             }
         };
         // Whether plain http is welcome is decided when an endpoint is made, not each time it is called.
-        let rules = UrlRules { https_only: false, guard: &self.guard, ports_opened: &[] };
+        let url_rules = UrlRules { https_only: false, guard: &self.guard, ports_opened: &[] };
         EndpointEntry {
             key: endpoint.key,
             lane: LaneSettings {
                 app: application.key,
                 app_rate: application.rate_limit,
-                in_flight_max: IN_FLIGHT_MAX,
-                rate: endpoint.rate_limit,
-                parked: endpoint.disabled,
+                in_flight_max: rules.in_flight_max.0,
+                rate: Some(endpoint.rate_limit.unwrap_or(RATE_DEFAULT)),
+                parked: endpoint.disabled.is_some(),
+                ordering: rules.ordering,
+                breaker: rules.breaker,
+                disable: rules.disable,
+                gone: false,
+                unknown: false,
             },
+            rules,
+            layer,
             event_types: endpoint.event_types.map(HashSet::from_iter),
             channels: endpoint.channels.map(HashSet::from_iter),
-            target: EndpointUrl::parse(&endpoint.url, &rules),
+            target: EndpointUrl::parse(&endpoint.url, &url_rules),
             shown_url: endpoint.url.into(),
             headers,
             is_whole,
@@ -166,11 +264,12 @@ impl Directory {
 
     fn keep(&self, entry: &Arc<AppEntry>, generation: u64) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.generation != generation {
+        if known.changed_since(generation, Some(entry.application.key)) {
             return;
         }
         if known.apps.len() >= APPS_MAX {
-            *known = Known { generation, ..Known::default() };
+            let (generation, changes) = (known.generation, std::mem::take(&mut known.changes));
+            *known = Known { generation, changes, ..Known::default() };
         }
         if let Some(uid) = &entry.application.uid {
             known.uids.insert(uid.clone(), entry.application.key);
@@ -179,6 +278,23 @@ impl Directory {
             known.endpoints.insert(endpoint.key, Arc::clone(endpoint));
         }
         known.apps.insert(entry.application.key, Arc::clone(entry));
+    }
+}
+
+/// The rules that a delivery goes by, and whose they are.
+pub enum RulesOf {
+    Endpoint(Arc<EndpointEntry>),
+    EventType(Box<Rules>),
+}
+
+impl std::ops::Deref for RulesOf {
+    type Target = Rules;
+
+    fn deref(&self) -> &Rules {
+        match self {
+            Self::Endpoint(endpoint) => &endpoint.rules,
+            Self::EventType(rules) => rules,
+        }
     }
 }
 

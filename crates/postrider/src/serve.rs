@@ -91,19 +91,28 @@ impl Server {
             Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
             None => None,
         };
-        let transport = Transport::new(TransportConfig { extra_ca_pem, ..TransportConfig::new(guard.clone()) })?;
+        let https_only = settings.https_only;
+        let transport =
+            Transport::new(TransportConfig { extra_ca_pem, https_only, ..TransportConfig::new(guard.clone()) })?;
         let guard = Arc::new(guard);
-        let directory = Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard)));
+        let rules = Arc::new(settings.rules.layer());
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let tasks = Arc::new(Tasks::default());
         let (stop, stopped) = watch::channel(false);
 
         let dispatch =
             Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
-        let retention = Retention { history: settings.retention, idempotency: IDEMPOTENCY_MEMORY };
+        let retention = Retention {
+            payloads: settings.retention_payloads,
+            attempts: settings.retention_attempts,
+            dead_letters: settings.retention_dead_letters,
+            idempotency: IDEMPOTENCY_MEMORY,
+        };
         tokio::spawn({
-            let (tasks, store) = (Arc::clone(&tasks), Arc::clone(&store));
-            async move { tasks.run(store, retention).await }
+            let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
+            async move { tasks.run(store, directory, retention).await }
         });
         tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 
@@ -122,6 +131,7 @@ impl Server {
                 public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
                 body_max: settings.body_max,
                 https_only: settings.https_only,
+                rules,
                 ..ApiSettings::default()
             },
         });

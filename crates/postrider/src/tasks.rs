@@ -1,17 +1,26 @@
-//! Work beside the deliveries: recoveries that people asked for, burying what deleted endpoints left, tidying.
+//! Work beside the deliveries: tasks that people asked for, burying what deleted endpoints left, ending what has waited
+//! too long behind a paused endpoint, tidying.
 //!
 //! Each does a small step at a time and lets live traffic in between; each goes on after a restart.
 
-use crate::clock;
-use postrider_store::{Retention, Store, StoreError, TaskStatus};
-use std::{sync::Arc, time::Duration};
+use crate::{clock, directory::Directory};
+use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
+use postrider_store::{Retention, Store, StoreError, TaskKey, TaskStatus};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::sync::Notify;
 
 /// How often it is looked whether something is past its time.
 const TIDY_EVERY: Duration = Duration::from_mins(1);
 
+/// How often what waits behind parked endpoints is looked through.
+const EXPIRE_EVERY: Duration = Duration::from_mins(10);
+
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
+
+/// While there is nothing to do but wait for the lanes: longer and longer.
+const PAUSE_MIN: Duration = Duration::from_millis(25);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub struct Tasks {
@@ -25,9 +34,10 @@ impl Tasks {
     }
 
     /// Runs until the store is closed.
-    pub async fn run(&self, store: Arc<dyn Store>, retention: Retention) {
+    pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
+        let mut expired_at = Timestamp::default();
         loop {
-            match work_off(&*store, retention).await {
+            match work_off(&*store, &directory, retention, &mut expired_at).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "background work stopped for now"),
@@ -37,21 +47,76 @@ impl Tasks {
     }
 }
 
-async fn work_off(store: &dyn Store, retention: Retention) -> Result<(), StoreError> {
-    for task in store.unfinished_tasks().await? {
-        while let Some(state) = store.advance_task(task, clock::now()).await? {
-            if state.status == TaskStatus::Finished {
-                tracing::info!(task = task.0, recovered = state.recovered, "recovery finished");
-                break;
+async fn work_off(
+    store: &dyn Store,
+    directory: &Directory,
+    retention: Retention,
+    expired_at: &mut Timestamp,
+) -> Result<(), StoreError> {
+    // In turns, a step each, so that nothing short waits for something long.
+    let mut pause = PAUSE_MIN;
+    loop {
+        if clock::now().since(*expired_at) >= EXPIRE_EVERY {
+            *expired_at = clock::now();
+            expire_parked(store, directory).await?;
+        }
+        let unfinished = store.unfinished_tasks().await?;
+        let mut moved = false;
+        for task in &unfinished {
+            moved |= match advance(store, *task).await {
+                Err(error @ (StoreError::Busy | StoreError::Full | StoreError::Database(_))) => {
+                    tracing::warn!(task = task.0, %error, "a task could not go on; it is tried again");
+                    false
+                }
+                done => done?,
+            };
+        }
+        let more = store.bury(clock::now()).await? | store.tidy(clock::now(), retention).await?;
+        match (moved || more, unfinished.is_empty()) {
+            (true, _) => {
+                pause = PAUSE_MIN;
+                tokio::time::sleep(BREATH).await;
             }
-            tokio::time::sleep(BREATH).await;
+            // Tasks wait for their lanes to drain.
+            (false, false) => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+            (false, true) => return Ok(()),
         }
     }
-    while store.bury(clock::now()).await? {
-        tokio::time::sleep(BREATH).await;
+}
+
+/// Does a step of a task. False if it had to wait.
+async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
+    let now = clock::now();
+    let Some(task) = store.advance_task(key, now).await? else { return Ok(false) };
+    if task.status == TaskStatus::Finished {
+        tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
     }
-    while store.tidy(clock::now(), retention).await? {
-        tokio::time::sleep(BREATH).await;
+    Ok(task.updated_at == now)
+}
+
+/// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.
+async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), StoreError> {
+    let tripped: BTreeSet<EndpointKey> = store
+        .healths()
+        .await?
+        .into_iter()
+        .filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. }))
+        .map(|(endpoint, _)| endpoint)
+        .collect();
+    for lane in store.lanes().await? {
+        let Some(entry) = directory.endpoint(lane.endpoint).await? else { continue };
+        if !entry.lane.parked && !tripped.contains(&lane.endpoint) {
+            continue;
+        }
+        let untried_before = clock::now().minus(directory.hold_max(&entry).await?);
+        let mut from = None;
+        while let Some(reached) = store.expire(lane.endpoint, from, untried_before, clock::now()).await? {
+            from = Some(reached);
+            tokio::time::sleep(BREATH).await;
+        }
     }
     Ok(())
 }

@@ -19,9 +19,9 @@ use postrider::{
 };
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    policy::{Class, DeathReason, Delay, Next, Progress, Rule},
+    policy::{Class, DeathReason, Delay, DisableReason, Next, Ordering, Progress, Rule},
 };
-use postrider_store::{Application, AttemptRecord, Endpoint, Expect, Settlement, SqliteStore, Store};
+use postrider_store::{Application, AttemptRecord, Disabled, Endpoint, Expect, Settlement, SqliteStore, Store};
 use rand::{SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use std::{
@@ -50,7 +50,12 @@ impl Bench {
         let guard = Arc::new(AddressGuard::new(Vec::new()));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
         let api = Arc::new(Api {
-            directory: Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard))),
+            directory: Arc::new(Directory::new(
+                Arc::clone(&store),
+                Arc::clone(&vault),
+                Arc::clone(&guard),
+                Arc::default(),
+            )),
             ingest: Arc::new(Ingest::new(Arc::clone(&store))),
             store,
             ids,
@@ -80,6 +85,7 @@ impl Bench {
             uid: Some(uid.into()),
             name: uid.into(),
             rate_limit: None,
+            rules: None,
             metadata: BTreeMap::new(),
             created_at: now,
             updated_at: now,
@@ -99,11 +105,12 @@ impl Bench {
             uid: None,
             url: "https://example.com/hook".into(),
             description: String::new(),
-            disabled,
+            disabled: disabled.then_some(Disabled { why: DisableReason::Manual, at: now }),
             event_types: None,
             channels: None,
             metadata: BTreeMap::new(),
             rate_limit: None,
+            rules: None,
             sealed: self.api.vault.seal(key, &private, &mut StdRng::seed_from_u64(1)),
             created_at: now,
             updated_at: now,
@@ -164,7 +171,11 @@ impl Bench {
             id: DeliveryId { endpoint, message, trigger: Trigger::Scheduled },
             handed: number == 1,
             cycle: 0,
-            progress: Progress { attempts: number, first_attempt_at: Some(now) },
+            progress: Progress {
+                attempts: number,
+                give_up_at: Some(now.plus(Duration::from_hours(96))),
+                ..Progress::default()
+            },
             at: now,
             attempt: Some(AttemptRecord {
                 started_at: now,
@@ -174,9 +185,12 @@ impl Bench {
                 response: Bytes::from_static(b"no\xff"),
                 class,
                 rule,
+                held: None,
             }),
             next,
-            disable_endpoint: false,
+            order: None,
+            health: None,
+            disable: None,
         };
         self.api.store.settle(Arc::new(vec![settlement])).await.expect("a settlement");
     }
@@ -340,7 +354,7 @@ async fn a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten() {
     for _ in 0..2 {
         assert_eq!(bench.post(&path, Some("once"), "").await, (StatusCode::ACCEPTED, json!({})));
     }
-    let waiting = bench.api.store.load(endpoint, clock::now(), 10).await.expect("the lane");
+    let waiting = bench.api.store.load(endpoint, Ordering::None, clock::now(), 10).await.expect("the lane");
     let found: Vec<_> = waiting.deliveries.iter().map(|waiting| waiting.id).collect();
     assert_eq!(found, [DeliveryId { endpoint, message, trigger: Trigger::Manual }]);
 }
@@ -413,8 +427,9 @@ async fn a_payload_with_its_own_time_to_live_is_kept_that_long() {
     let (bench, app) = Bench::with_application().await;
     let (id, key) = bench.message(r#"{"eventType":"a","payload":{"x":1},"payloadRetentionHours":1}"#).await;
     let later = |hours| Timestamp::from_millis(clock::now().as_millis()).plus(Duration::from_hours(hours));
+    let long = Duration::from_hours(1_000);
     let retention =
-        postrider_store::Retention { history: Duration::from_hours(1000), idempotency: Duration::from_hours(24) };
+        postrider_store::Retention { payloads: long, attempts: long, dead_letters: long, idempotency: long };
     while bench.api.store.tidy(later(2), retention).await.expect("tidied") {}
     assert_eq!(bench.get(&format!("acme/msg/{id}")).await.1["payload"], json!({"expired": true}));
     assert!(bench.api.store.message(app, postrider_store::By::Key(key)).await.expect("read").is_some());

@@ -1,21 +1,31 @@
-//! The real binary, where it needs no server of ours: what it prints, and how it ends.
+//! The real binary, by itself, against answers that a test makes up, and against a server of ours: what it prints, and
+//! how it ends.
+
+mod support;
 
 use postrider::{
     clock,
-    config::Settings,
+    config::{Settings, reference},
     ids::IdCodec,
     keyring::Keyring,
     tokens::{Access, Principal, Tokens},
 };
 use postrider_engine::AppKey;
 use postrider_signature::{Secret, SigningKey, sign};
+use serde_json::{Value, json};
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Output, Stdio},
+    sync::mpsc,
     thread::{self, JoinHandle},
+};
+use support::{
+    api, eventually,
+    receiver::{Answer, Receiver as Subscriber},
+    server::Server,
 };
 use tempfile::TempDir;
 
@@ -48,7 +58,12 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["serve", "--lisen", "x"], "--listen"),
         (&["serve", "--config", "typo.toml"], "unknown setting `listne` (typo.toml, line 2); did you mean `listen`?"),
         (&["serve", "--config", "none.toml"], "could not read none.toml"),
-        (&["serve", "--retention", "10"], "setting `retention` (flag --retention): `10` has no unit"),
+        (
+            &["serve", "--retention-payloads", "10"],
+            "setting `retention_payloads` (flag --retention-payloads): `10` has no unit",
+        ),
+        (&["serve", "--retention-attempts", "10"], "setting `retention_attempts`"),
+        (&["serve", "--retention-dead-letters", "10"], "setting `retention_dead_letters`"),
         (&["serve", "--allow-subnet", "ten"], "(flag --allow-subnet)"),
         (&["serve", "--https-only=maybe"], "`maybe` is neither"),
         (&["token", "--read-only"], "--app"),
@@ -60,6 +75,34 @@ fn wrong_usage_ends_with_2_and_says_why() {
             &["send", "--token", "t", "--url", "ftp://x", "--app", "a", "--event-type", "b", "{}"],
             "must begin with http",
         ),
+        (&["schedule", "slak"], "there is no preset `slak`; did you mean `slack`? There are: default, "),
+        (&["schedule", "--rules", "{\"maxAttempts\": 0}"], "--rules: retryPolicy.maxAttempts: "),
+        (&["schedule", "--rules", "{\"maxTries\": 1}"], "unknown field `maxTries`"),
+        (&["schedule", "stripe", "--rules", "\"slack\""], "the rules name the preset `slack` already"),
+        (&["schedule", "--app", "shop"], "--endpoint"),
+        (&["schedule", "--app", "shop", "--endpoint", "e"], "postrider token"),
+        (&["messages", "list", "--app", "shop"], "postrider token"),
+        (&["messages", "list", "--app", "shop", "--limit", "0"], "a whole number from 1"),
+        (&["messages", "list", "--app", "shop", "--since", "yesterday"], "a span back from now like"),
+        (&["dead-letters", "list", "--app", "shop", "--reason", "bored"], "exhausted"),
+        (&["dead-letters", "count", "--app", "shop", "--status", "5xx"], "a status from 100 to 599"),
+        (&["endpoints", "resume", "--app", "shop", "e", "--deliver", "since"], "--since"),
+        (&["endpoints", "resume", "--token", "t", "--app", "shop", "e", "--since", "2h"], "only with --deliver since"),
+        (&["replay", "--app", "shop"], "--dead-letters"),
+        (&["replay", "--app", "shop", "msg_1"], "--endpoint"),
+        (&["replay", "--app", "shop", "msg_1", "--endpoint", "e", "--recover"], "cannot be used with"),
+        (&["replay", "--app", "shop", "--recover", "--endpoint", "e"], "--since"),
+        (&["replay", "--app", "shop", "--missing", "--since", "2h"], "--endpoint"),
+        (&["replay", "--app", "shop", "--bulk", "--endpoint", "e", "--since", "2h", "--reason", "expired"], "--reason"),
+        (
+            &["replay", "--token", "t", "--app", "a", "--bulk", "--endpoint", "e", "--since", "2h", "--status", "404"],
+            "--status 404 with --bulk: write success",
+        ),
+        (
+            &["replay", "--token", "t", "--app", "a", "--dead-letters", "--status", "fail"],
+            "--status with --dead-letters: write a status",
+        ),
+        (&["tasks", "list", "--status", "done"], "finished"),
         (&["receive", "--secret", "short"], "--secret"),
         (&["receive", "--status", "99"], "99"),
     ] {
@@ -85,6 +128,49 @@ fn help_and_version_are_no_failure() {
         let (code, stdout, _) = ended(&run(folder().path(), arguments));
         assert_eq!(code, Some(0));
         assert!(stdout.contains("postrider"), "{stdout}");
+    }
+}
+
+#[test]
+fn every_setting_that_claims_a_flag_has_it() {
+    let (_, help, _) = ended(&run(folder().path(), &["serve", "--help"]));
+    let page = reference();
+    let flags: Vec<&str> = page.split("flag `").skip(1).filter_map(|rest| rest.split('`').next()).collect();
+    assert!(flags.len() > 5, "{flags:?}");
+    for flag in flags {
+        assert!(help.contains(flag), "{flag} in {help}");
+    }
+}
+
+#[test]
+fn what_talks_to_a_server_can_print_json() {
+    for command in [
+        "send",
+        "schedule",
+        "replay",
+        "messages list",
+        "messages show",
+        "messages cancel",
+        "messages resend",
+        "endpoints add",
+        "endpoints list",
+        "endpoints secret",
+        "endpoints health",
+        "endpoints pause",
+        "endpoints resume",
+        "dead-letters list",
+        "dead-letters show",
+        "dead-letters count",
+        "tasks list",
+        "tasks show",
+        "tasks cancel",
+    ] {
+        let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let (code, stdout, _) = ended(&run(folder().path(), &arguments));
+        assert_eq!(code, Some(0), "{command}");
+        for flag in ["--json", "--url", "--token"] {
+            assert!(stdout.contains(flag), "{command}: {stdout}");
+        }
     }
 }
 
@@ -128,12 +214,52 @@ fn a_token_needs_the_keys_and_nothing_else() {
 fn a_closed_pipe_is_not_a_panic() {
     let folder = folder();
     Keyring::open_or_create(&folder.path().join("postrider-data")).expect("made");
-    for arguments in [&["token"][..], &["--help"]] {
+    for arguments in [&["token"][..], &["--help"], &["schedule"], &["schedule", "--list", "--json"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let output = postrider(folder.path(), arguments).stdout(writer).output().expect("the binary runs");
         let (code, _, stderr) = ended(&output);
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_schedule_is_shown_without_a_server() {
+    let folder = folder();
+    let shown = |arguments: &[&str]| {
+        let (code, stdout, stderr) = ended(&run(folder.path(), arguments));
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        stdout
+    };
+    let preview = |arguments: &[&str]| -> Value {
+        serde_json::from_str(&shown(&[arguments, &["--json"]].concat())).expect("JSON")
+    };
+    assert_eq!(shown(&["schedule"]), shown(&["schedule", "default"]));
+    let twilio = shown(&["schedule", "twilio"]);
+    assert!(twilio.starts_with("Preset twilio: ") && twilio.contains("   2  ") && twilio.contains('|'), "{twilio}");
+    assert!(twilio.contains("At most 2 attempts within "), "{twilio}");
+
+    fs::write(folder.path().join("rules.json"), r#"{"retryPolicy": {"maxAttempts": 3}, "maxInFlight": 2}"#)
+        .expect("written");
+    for rules in [r#"{"maxAttempts": 3}"#, "@rules.json"] {
+        let preview = preview(&["schedule", "stripe", "--rules", rules]);
+        assert_eq!(preview["attempts"].as_array().map(Vec::len), Some(3), "{preview}");
+    }
+    let fixed = r#"{"schedule": {"type": "fixed", "interval": "1h"}, "jitter": "none", "maxAttempts": 4}"#;
+    let preview = preview(&["schedule", "--rules", fixed]);
+    assert_eq!(preview["attempts"][3]["nominal"], "3h", "{preview}");
+    let noted = shown(&["schedule", "--rules", r#"{"maxAttempts": 1}"#]);
+    assert!(noted.contains("At most 1 attempt within") && noted.contains("Note: "), "{noted}");
+
+    let list = shown(&["schedule", "--list"]);
+    let named = shown(&["schedule", "--list", "--json"]);
+    let named: Vec<Value> = named.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(named.len() > 10 && list.lines().count() == named.len() + 1, "{list}");
+    assert!(list.lines().all(|line| line.chars().count() < 200), "a line each: {list}");
+    for preset in &named {
+        let name = preset["name"].as_str().expect("a name");
+        assert!(list.lines().any(|line| line.starts_with(name)), "{name}");
+        shown(&["schedule", name]);
     }
 }
 
@@ -257,7 +383,7 @@ fn an_endpoint_is_added_and_shown() {
     let asked = asked.join().expect("all were asked");
     assert!(asked[0].ends_with(r#"{"url":"http://a/","filterTypes":["order.paid"]}"#), "{}", asked[0]);
     assert!(asked[1].starts_with("GET /api/v1/app/shop/endpoint/ep_1/secret "), "{}", asked[1]);
-    assert!(asked[3].starts_with("GET /api/v1/app/shop/endpoint?iterator=ep_1 "), "{}", asked[3]);
+    assert!(asked[3].starts_with("GET /api/v1/app/shop/endpoint?limit=250&iterator=ep_1 "), "{}", asked[3]);
 }
 
 /// Ends with the test, however that ends.
@@ -350,4 +476,374 @@ fn a_taken_port_is_told_in_one_sentence() {
     let (code, _, stderr) = ended(&run(folder().path(), &["receive", "--listen", &address]));
     assert_eq!(code, Some(1));
     assert!(stderr.contains(&format!("listening on {address}")) && stderr.lines().count() == 1, "{stderr}");
+}
+
+/// A server, someone who gets its messages, and a person at a terminal.
+struct World {
+    server: Server,
+    subscriber: Subscriber,
+    api: api::Client,
+    folder: TempDir,
+}
+
+impl World {
+    async fn start() -> Self {
+        let server = Server::start();
+        let api = api::Client::new(server.address(), server.token());
+        let mut world = Self { server, subscriber: Subscriber::start(), api, folder: folder() };
+        world.api.create("/api/v1/app", &json!({ "name": "Shop", "uid": "shop" })).await;
+        world
+    }
+
+    /// At `/uid` of the subscriber.
+    async fn endpoint(&mut self, uid: &str) -> String {
+        let endpoint = json!({ "url": self.subscriber.url(&format!("/{uid}")), "uid": uid });
+        text(&self.api.create("/api/v1/app/shop/endpoint", &endpoint).await["id"])
+    }
+
+    async fn message(&mut self, message: Value) -> String {
+        text(&self.api.create("/api/v1/app/shop/msg", &message).await["id"])
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        self.run_with(self.server.token(), arguments)
+    }
+
+    fn run_with(&self, token: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = postrider(self.folder.path(), arguments);
+        command.env("POSTRIDER_URL", self.server.url()).env("POSTRIDER_TOKEN", token);
+        ended(&command.output().expect("the binary runs"))
+    }
+
+    #[track_caller]
+    fn done(&self, arguments: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {stdout}{stderr}");
+        stdout
+    }
+
+    /// What it prints with `--json`, line by line.
+    #[track_caller]
+    fn lines(&self, arguments: &[&str]) -> Vec<Value> {
+        let stdout = self.done(&[arguments, &["--json"]].concat());
+        stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let lines = self.lines(arguments);
+        assert_eq!(lines.len(), 1, "{arguments:?}");
+        lines.into_iter().next().expect("one line")
+    }
+
+    async fn wait_for_dead_letters(&self, count: u64) {
+        let count = count.to_string();
+        eventually("the dead letters", async || {
+            (self.done(&["dead-letters", "count", "--app", "shop"]).trim() == count).then_some(())
+        })
+        .await;
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().expect("text").to_owned()
+}
+
+#[tokio::test]
+async fn what_was_given_up_is_found_explained_and_sent_again() {
+    let mut world = World::start().await;
+    let endpoint = world.endpoint("billing").await;
+    let refusal = Answer::Full { status: 400, headers: Vec::new(), body: "no\x1b[31m".into() };
+    world.subscriber.always("/billing", refusal);
+    let message = world.done(&["send", "--app", "shop", "--event-type", "order.paid", "{\"b\": 1.50, \"a\":  1}"]);
+    let message = message.trim();
+    world.wait_for_dead_letters(1).await;
+
+    for (flags, count) in [
+        (&[][..], 1),
+        (&["--endpoint", "billing"], 1),
+        (&["--endpoint", &endpoint, "--reason", "permanent", "--status", "400"], 1),
+        (&["--event-type", "order.paid", "--event-type", "other", "--since", "1h"], 1),
+        (&["--reason", "exhausted"], 0),
+        (&["--status", "none"], 0),
+        (&["--event-type", "other"], 0),
+        (&["--until", "1h"], 0),
+        (&["--since", "2000-01-01T00:00:00Z", "--until", "2000-01-02T00:00:00Z"], 0),
+    ] {
+        let listed = world.lines(&[&["dead-letters", "list", "--app", "shop"][..], flags].concat());
+        assert_eq!(listed.len(), count, "{flags:?}");
+        let counted = world.json(&[&["dead-letters", "count", "--app", "shop"][..], flags].concat());
+        assert_eq!(counted["count"], count, "{flags:?}");
+    }
+    let listed = world.done(&["dead-letters", "list", "--app", "shop"]);
+    let row = listed.lines().nth(1).expect("a row");
+    for cell in [message, &endpoint, "order.paid", "permanent", "400"] {
+        assert!(row.contains(cell), "{cell} in {listed}");
+    }
+
+    for arguments in [
+        &["dead-letters", "show", "--app", "shop", message][..],
+        &["dead-letters", "show", "--app", "shop", message, "--endpoint", "billing"],
+        &["messages", "show", "--app", "shop", message],
+    ] {
+        let shown = world.done(arguments);
+        for words in [
+            message,
+            "  #1  ",
+            "answer 400 after ",
+            "It is not tried again.",
+            "it said: no\\u{1b}[31m",
+            "payload\n{\n  \"b\": 1.50,\n  \"a\": 1\n}",
+        ] {
+            assert!(shown.contains(words), "{arguments:?}: {words} in {shown}");
+        }
+        assert!(!shown.contains('\x1b'));
+    }
+    let shown = world.done(&["dead-letters", "show", "--app", "shop", message]);
+    assert!(shown.contains("permanent: The receiver refused it for good."), "{shown}");
+    let letter = world.json(&["dead-letters", "show", "--app", "shop", message]);
+    assert_eq!(
+        (&letter["reason"], &letter["allAttempts"][0]["responseStatusCode"]),
+        (&json!("permanent"), &json!(400))
+    );
+    let known = world.json(&["messages", "show", "--app", "shop", message]);
+    assert_eq!(known["message"]["payload"], json!({ "b": 1.5, "a": 1 }));
+    assert_eq!(known["endpoints"][0]["statusText"], "fail");
+    assert_eq!(known["attempts"][0]["verdict"]["death"], "permanent");
+    let raw = world.done(&["messages", "show", "--app", "shop", message, "--json"]);
+    assert!(raw.contains("{\"b\": 1.50, \"a\":  1}"), "{raw}");
+    let listed = world.done(&["messages", "list", "--app", "shop", "--event-type", "order.paid"]);
+    assert!(listed.lines().nth(1).is_some_and(|row| row.starts_with(message)), "{listed}");
+    assert_eq!(world.lines(&["messages", "list", "--app", "shop", "--event-type", "other"]).len(), 0);
+
+    world.subscriber.always("/billing", Answer::Status(204));
+    let replay = ["replay", "--app", "shop", message, "--endpoint", "billing"];
+    assert_eq!(world.done(&replay), format!("{message} is on its way again\n"));
+    world.subscriber.wait_for("/billing", 2).await;
+    world.wait_for_dead_letters(0).await;
+    assert_eq!(world.done(&replay), format!("{message} was on its way already, or has arrived\n"));
+    world.done(&["messages", "resend", "--app", "shop", message, "--endpoint", "billing"]);
+    let arrivals = world.subscriber.wait_for("/billing", 3).await;
+    assert!(arrivals.iter().all(|arrival| arrival.header("webhook-id") == message));
+}
+
+#[tokio::test]
+async fn many_are_sent_again_by_a_task_that_is_waited_for() {
+    let mut world = World::start().await;
+    let billing = world.endpoint("billing").await;
+    world.subscriber.always("/billing", Answer::Status(400));
+    for (event_type, n) in [("order.paid", 1), ("order.paid", 2), ("order.sent", 3)] {
+        world.message(json!({ "eventType": event_type, "payload": { "n": n } })).await;
+    }
+    world.wait_for_dead_letters(3).await;
+    world.subscriber.always("/billing", Answer::Status(204));
+
+    let (code, stdout, stderr) =
+        world.run(&["replay", "--app", "shop", "--dead-letters", "--event-type", "order.paid", "--status", "400"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), "2 dead letters match.\n"));
+    let row = stdout.lines().nth(1).expect("a row");
+    assert!(row.contains("  finished  ") && row.contains("2 put on their way"), "{stdout}");
+    world.subscriber.wait_for("/billing", 5).await;
+    world.wait_for_dead_letters(1).await;
+
+    let of_billing = |what, more: &[&'static str]| -> Vec<&'static str> {
+        [&["replay", "--app", "shop", what, "--endpoint", "billing", "--since", "1h"][..], more].concat()
+    };
+    let recovered = world.json(&of_billing("--recover", &[]));
+    assert_eq!((&recovered["status"], &recovered["task"]), (&json!("finished"), &json!("endpoint.recover")));
+    assert_eq!((&recovered["data"]["messages_sent"], &recovered["data"]["endp_id"]), (&json!(1), &json!(billing)));
+    world.subscriber.wait_for("/billing", 6).await;
+    world.wait_for_dead_letters(0).await;
+    eventually("all three delivered", async || {
+        let messages = world.lines(&["messages", "list", "--app", "shop"]);
+        let states = messages.iter().map(|message| {
+            world.json(&["messages", "show", "--app", "shop", &text(&message["id"])])["endpoints"][0]["statusText"]
+                .clone()
+        });
+        (states.filter(|state| state == "success").count() == 3).then_some(())
+    })
+    .await;
+    let bulk = world.json(&of_billing("--bulk", &["--status", "success", "--event-type", "order.sent"]));
+    assert_eq!(bulk["data"]["messages_sent"], 1, "{bulk}");
+    world.subscriber.wait_for("/billing", 7).await;
+
+    let late = world.endpoint("late").await;
+    let id = world.done(&["replay", "--app", "shop", "--missing", "--endpoint", "late", "--since", "1h", "--no-wait"]);
+    let id = id.trim();
+    let shown = world.done(&["tasks", "show", "--wait", id]);
+    assert!(shown.contains(&late) && shown.contains("3 put on their way"), "{shown}");
+    world.subscriber.wait_for("/late", 3).await;
+
+    let listed = world.lines(&["tasks", "list", "--status", "finished"]);
+    assert_eq!(listed.len(), 4, "{listed:?}");
+    assert_eq!(listed.iter().filter(|task| task["id"] == id).count(), 1);
+    assert_eq!(world.lines(&["tasks", "list", "--limit", "2"]).len(), 2);
+    assert_eq!(world.lines(&["tasks", "list", "--status", "running"]).len(), 0);
+    assert_eq!(world.json(&["tasks", "cancel", id])["status"], "finished", "what has ended cannot be ended");
+}
+
+#[tokio::test]
+async fn an_endpoint_is_paused_looked_at_and_resumed_with_a_choice() {
+    let mut world = World::start().await;
+    let billing = world.endpoint("billing").await;
+    world.endpoint("mail").await;
+    let paused = world.done(&["endpoints", "pause", "--app", "shop", "billing"]);
+    assert!(paused.starts_with("state    disabled: Paused on request"), "{paused}");
+    let mut messages = Vec::new();
+    for key in ["a", "a", "b"] {
+        let message = json!({ "eventType": "order.paid", "orderingKey": key, "payload": { "key": key } });
+        messages.push(world.message(message).await);
+    }
+    world.subscriber.wait_for("/mail", 3).await;
+
+    let table = world.done(&["endpoints", "health", "--app", "shop"]);
+    assert_eq!(table.lines().count(), 3, "{table}");
+    let row = table.lines().find(|line| line.starts_with(&billing)).expect("a row");
+    assert!(row.contains("  disabled  ") && row.contains("  3  "), "{table}");
+    let health = world.json(&["endpoints", "health", "--app", "shop", "billing"]);
+    assert_eq!((&health["disabled"]["reason"], &health["backlog"]["waiting"]), (&json!("manual"), &json!(3)));
+    assert_eq!(world.lines(&["endpoints", "health", "--app", "shop"]).len(), 2);
+    let shown = world.done(&["messages", "show", "--app", "shop", &messages[0]]);
+    assert!(shown.contains("  pending  ") && shown.contains("Paused on request"), "{shown}");
+
+    let resume = ["endpoints", "resume", "--app", "shop", "billing", "--deliver", "newest-per-key"];
+    let (code, stdout, stderr) = world.run(&resume);
+    assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
+    let outlook = "3 waiting: 2 to be delivered, 1 to become dead letters.\n";
+    assert!(stderr.starts_with(outlook) && stderr.contains("needs --yes"), "{stderr}");
+    let (code, stdout, stderr) = world.run(&[&resume[..], &["--yes"]].concat());
+    assert_eq!((code, stderr.as_str()), (Some(0), outlook));
+    assert!(stdout.contains("endpoint.resume") && stdout.contains("1 called back"), "{stdout}");
+    let arrived: Vec<String> =
+        world.subscriber.wait_for("/billing", 2).await.iter().map(|it| it.header("webhook-id").to_owned()).collect();
+    assert!(arrived.contains(&messages[1]) && arrived.contains(&messages[2]), "{arrived:?}");
+    let dead = world.json(&["dead-letters", "list", "--app", "shop", "--reason", "cancelled"]);
+    assert_eq!(dead["msgId"], messages[0].as_str());
+    assert_eq!(world.lines(&["tasks", "list"]).len(), 1, "ours are listed too");
+
+    world.done(&["endpoints", "pause", "--app", "shop", "mail"]);
+    let called_back = world.message(json!({ "eventType": "order.paid", "payload": {} })).await;
+    let cancel = ["messages", "cancel", "--app", "shop", &called_back, "--endpoint", "mail"];
+    assert_eq!(world.done(&cancel), "1 delivery called back\n");
+    assert_eq!(world.json(&cancel), json!({ "canceled": 0 }));
+    let (code, stdout, stderr) = world.run(&["endpoints", "resume", "--app", "shop", "mail"]);
+    assert_eq!(code, Some(0), "nothing is lost by it, so that nobody need be asked: {stderr}");
+    assert!(stdout.starts_with("state    healthy: "), "{stdout}");
+}
+
+#[tokio::test]
+async fn an_endpoints_schedule_is_what_applies_there() {
+    let mut world = World::start().await;
+    let endpoint = json!({
+        "url": world.subscriber.url("/x"), "uid": "x", "retryPolicy": { "preset": "slack", "maxAttempts": 2 },
+    });
+    world.api.create("/api/v1/app/shop/endpoint", &endpoint).await;
+    let there = world.json(&["schedule", "--app", "shop", "--endpoint", "x"]);
+    assert_eq!(there, world.json(&["schedule", "slack", "--rules", "{\"maxAttempts\": 2}"]));
+    let shown = world.done(&["schedule", "--app", "shop", "--endpoint", "x"]);
+    assert!(shown.starts_with("What applies to endpoint x of application shop\n"), "{shown}");
+    world
+        .api
+        .create("/api/v1/event-type", &json!({ "name": "order.paid", "description": "", "retryPolicy": "twilio" }))
+        .await;
+    let of_type = world.json(&["schedule", "--app", "shop", "--endpoint", "x", "--event-type", "order.paid"]);
+    assert_eq!(of_type["attempts"][1]["nominal"], world.json(&["schedule", "twilio"])["attempts"][1]["nominal"]);
+}
+
+#[tokio::test]
+async fn the_name_that_is_wrong_is_the_one_that_is_told() {
+    let mut world = World::start().await;
+    world.endpoint("billing").await;
+    let message = world.message(json!({ "eventType": "a", "eventId": "first", "payload": {} })).await;
+    world.subscriber.wait_for("/billing", 1).await;
+    for (arguments, expected) in [
+        (&["messages", "list", "--app", "shpo"][..], "there is no application `shpo`"),
+        (&["dead-letters", "count", "--app", "shpo"], "there is no application `shpo`"),
+        (&["endpoints", "health", "--app", "shpo"], "there is no application `shpo`"),
+        (&["replay", "--app", "shpo", "--dead-letters"], "there is no application `shpo`"),
+        (&["schedule", "--app", "shpo", "--endpoint", "billing"], "there is no application `shpo`"),
+        (&["endpoints", "pause", "--app", "shop", "biling"], "there is no endpoint `biling` in application `shop`"),
+        (&["endpoints", "resume", "--app", "shop", "biling"], "there is no endpoint `biling`"),
+        (&["schedule", "--app", "shop", "--endpoint", "biling"], "there is no endpoint `biling`"),
+        (&["dead-letters", "list", "--app", "shop", "--endpoint", "biling"], "there is no endpoint `biling`"),
+        (&["messages", "cancel", "--app", "shop", "first", "--endpoint", "biling"], "there is no endpoint `biling`"),
+        (&["messages", "show", "--app", "shop", "msg_1"], "there is no message `msg_1` in application `shop`"),
+        (&["replay", "--app", "shop", "msg_1", "--endpoint", "billing"], "there is no message `msg_1`"),
+        (&["dead-letters", "show", "--app", "shop", &message], "is no dead letter of any endpoint"),
+        (&["dead-letters", "show", "--app", "shop", "first", "--endpoint", "billing"], "is no dead letter of endpoint"),
+        (&["tasks", "show", "qtask_1"], "404 Not Found"),
+        (&["messages", "list", "--app", "shop", "--event-type", "a b"], "event_types"),
+        (&["messages", "list", "--app", "..", "--limit", "1"], "`..` is not a name"),
+        (&["dead-letters", "list", "--app", "shop", "--since", "1h", "--until", "2h"], "before `until`"),
+        (
+            &["endpoints", "resume", "--app", "shop", "billing", "--deliver", "none", "--yes"],
+            "The endpoint is not paused",
+        ),
+    ] {
+        let (code, stdout, stderr) = world.run(arguments);
+        assert!(matches!(code, Some(1 | 2)) && stdout.is_empty(), "{arguments:?}: {stdout}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+    let (code, _, stderr) = world.run_with("canary", &["messages", "list", "--app", "shop"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("the server did not accept the token") && !stderr.contains("canary"), "{stderr}");
+    let known = world.json(&["messages", "show", "--app", "shop", "first"]);
+    assert_eq!(known["message"]["id"], message.as_str());
+}
+
+#[tokio::test]
+async fn a_list_is_cut_at_its_limit_and_says_so() {
+    let mut world = World::start().await;
+    for n in 0..5 {
+        world.message(json!({ "eventType": "a", "payload": { "n": n } })).await;
+    }
+    let (code, stdout, stderr) = world.run(&["messages", "list", "--app", "shop", "--limit", "3"]);
+    assert_eq!((code, stdout.lines().count()), (Some(0), 4), "{stdout}");
+    assert_eq!(stderr, "(there are more; --limit shows them)\n");
+    let (_, stdout, stderr) = world.run(&["messages", "list", "--app", "shop", "--limit", "5", "--json"]);
+    assert_eq!((stdout.lines().count(), stderr.as_str()), (5, ""));
+    let first: Value = serde_json::from_str(stdout.lines().next().expect("a line")).expect("JSON");
+    assert_eq!(first["payload"], json!({ "n": 4 }), "newest first");
+    let (code, stdout, stderr) = world.run(&["dead-letters", "list", "--app", "shop"]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "", "(no dead letters match)\n"));
+}
+
+#[test]
+fn whoever_stops_waiting_leaves_the_task_running() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let (asked, requests) = mpsc::channel();
+    // It answers until the test's process ends.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a request");
+            let request = read_request(&mut stream);
+            let body = r#"{"id":"qtask_1","status":"running","task":"endpoint.recover","data":{"messages_sent":3,"done":5,
+                "total":10},"updatedAt":"2026-01-31T12:00:00Z"}"#;
+            let length = body.len();
+            let _ =
+                write!(stream, "HTTP/1.1 202 Accepted\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+            let _ = asked.send(request);
+        }
+    });
+    let folder = folder();
+    let arguments =
+        ["replay", "--url", &url, "--token", "t", "--app", "shop", "--recover", "--endpoint", "e", "--since", "1h"];
+    let child = postrider(folder.path(), &arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let first = requests.recv().expect("a request");
+    assert!(first.starts_with("POST /api/v1/app/shop/endpoint/e/recover "), "{first}");
+    // By the second look it listens for signals in any case.
+    for _ in 0..2 {
+        let look = requests.recv().expect("a request");
+        assert!(look.starts_with("GET /api/v1/background-task/qtask_1 "), "{look}");
+    }
+    let kill = Command::new("sh").args(["-c", "kill -INT \"$1\"", "sh", &child.id().to_string()]).status();
+    assert!(kill.expect("a shell").success());
+    let (code, stdout, stderr) = ended(&child.wait_with_output().expect("it ends"));
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("no longer waiting; task qtask_1 goes on by itself"), "{stderr}");
 }

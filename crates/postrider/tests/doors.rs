@@ -33,6 +33,8 @@ fn the_engine_touches_nothing() {
         "the engine decides and does nothing else: a new dependency must do no IO, and then be named here"
     );
     for (path, code) in sources(&engine.join("src")) {
+        // Tests may compare a page with what it was made from.
+        let code = code.split("#[cfg(test)]").next().unwrap_or_default();
         for touch in [
             "std::fs",
             "std::net",

@@ -23,10 +23,10 @@ use svix::{
     error::Error,
     models::{
         AppPortalAccessIn, AppPortalCapability, ApplicationIn, BackgroundTaskStatus, BackgroundTaskType,
-        EndpointHeadersIn, EndpointHeadersPatchIn, EndpointIn, EndpointPatch, EndpointSecretRotateIn, EndpointStats,
-        EndpointUpsertIn, EventExampleIn, EventTypeIn, EventTypePatch, EventTypeUpsertIn, MessageAttemptOut,
-        MessageAttemptTriggerType, MessageEndpointOut, MessageIn, MessageOut, MessageStatus, MessageStatusText,
-        Ordering, RecoverIn, StatusCodeClass,
+        BulkExpungeContentsIn, BulkExpungeStatus, BulkReplayIn, EndpointHeadersIn, EndpointHeadersPatchIn, EndpointIn,
+        EndpointPatch, EndpointSecretRotateIn, EndpointStats, EndpointUpsertIn, EventExampleIn, EventTypeIn,
+        EventTypePatch, EventTypeUpsertIn, MessageAttemptOut, MessageAttemptTriggerType, MessageEndpointOut, MessageIn,
+        MessageOut, MessageStatus, MessageStatusText, Ordering, RecoverIn, ReplayIn, StatusCodeClass,
     },
 };
 
@@ -475,7 +475,8 @@ async fn a_message_can_limit_the_life_of_its_payload_and_bring_its_application()
     for (wrong, loc) in [
         (MessageIn { payload_retention_period: Some(91), ..plain() }, "body.payloadRetentionPeriod"),
         (MessageIn { payload_retention_hours: Some(0), ..plain() }, "body.payloadRetentionHours"),
-        (MessageIn { deliver_at: Some(made.timestamp + PATIENCE), ..plain() }, "body.deliverAt"),
+        (MessageIn { deliver_at: Some(made.timestamp - 2_881 * PATIENCE), ..plain() }, "body.deliverAt"),
+        (MessageIn { deliver_at: Some(made.timestamp + 2_881 * PATIENCE), ..plain() }, "body.deliverAt"),
     ] {
         let answer = world.svix.message().create("new".to_owned(), wrong, None).await;
         assert_eq!(refused(answer), (422, loc.to_owned()));
@@ -669,6 +670,116 @@ async fn what_was_refused_for_good_is_recovered_once_the_receiver_is_healed() {
     assert_eq!(count(&fine.id), 1, "what was delivered is not sent again");
     assert_eq!(failed.iter().map(|sent| count(&sent.id)).collect::<Vec<_>>(), [2, 2, 2]);
     assert_eq!(refused(recover(RecoverIn::new(since + PATIENCE)).await), (422, "body.since".to_owned()));
+}
+
+#[tokio::test]
+async fn replays_are_tasks_that_can_be_watched() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    let endpoint = world.endpoint(&app, "/").await;
+    let mut sent = Vec::new();
+    for event_type in ["a", "b"] {
+        let message = world.send(&app, event_type, json!({"n": 1})).await;
+        world.settled(&app, &message.id, &endpoint, MessageStatus::Success).await;
+        sent.push(message);
+    }
+    let tasks = world.svix.background_task();
+    let ended = async |id: String| {
+        eventually("the end of a task", async || {
+            let task = tasks.get(id.clone()).await.expect("a task");
+            (task.status != BackgroundTaskStatus::Running).then_some(task)
+        })
+        .await
+    };
+
+    let wanted = BulkReplayIn {
+        event_types: Some(set(["b"])),
+        status: Some(MessageStatus::Success),
+        ..BulkReplayIn::new(sent[0].timestamp)
+    };
+    let bulk = world.svix.endpoint().bulk_replay(app.clone(), endpoint.clone(), wanted, None).await.expect("taken on");
+    assert_eq!(bulk.task, BackgroundTaskType::EndpointBulkReplay);
+    let bulk = ended(bulk.id).await;
+    assert_eq!((bulk.status, &bulk.data["messages_sent"]), (BackgroundTaskStatus::Finished, &json!(1)), "{bulk:?}");
+    assert_eq!(bulk.data["endp_id"], endpoint);
+    let arrivals = world.arrivals("/", 3).await;
+    assert_eq!((arrivals[2].header("webhook-id"), &arrivals[2].body), (&*sent[1].id, &arrivals[1].body));
+
+    let late = world.endpoint(&app, "/late").await;
+    let wanted = ReplayIn::new(sent[0].timestamp);
+    let missing = world.svix.endpoint().replay_missing(app.clone(), late.clone(), wanted, None).await;
+    let missing = missing.expect("taken on");
+    assert_eq!(missing.task, BackgroundTaskType::EndpointReplay);
+    assert_eq!(ended(missing.id.clone()).await.data["messages_sent"], 2);
+    world.arrivals("/late", 2).await;
+
+    let all = tasks.list(None).await.expect("a list");
+    assert_eq!(all.data.iter().map(|task| &task.id).collect::<Vec<_>>(), [&missing.id, &bulk.id], "newest first");
+    let only = |options| async { page!(tasks.list(Some(options)).await, id).ids };
+    let options = BackgroundTaskListOptions::default;
+    let replays = BackgroundTaskListOptions { task: Some(BackgroundTaskType::EndpointReplay), ..options() };
+    assert_eq!(only(replays).await, [&*missing.id]);
+    let running = BackgroundTaskListOptions { status: Some(BackgroundTaskStatus::Running), ..options() };
+    assert_eq!(only(running).await, [""; 0]);
+    let unknown = BackgroundTaskListOptions { task: Some(BackgroundTaskType::SdkGenerate), ..options() };
+    assert_eq!(only(unknown).await, [""; 0], "of this kind there are none here");
+    walk(&[missing.id, bulk.id], async |iterator| {
+        page!(tasks.list(Some(BackgroundTaskListOptions { limit: Some(1), iterator, ..options() })).await, id)
+    })
+    .await;
+    assert_eq!(refused(tasks.get("qtask_nothing".to_owned()).await), (404, "not_found".to_owned()));
+}
+
+#[tokio::test]
+async fn contents_are_removed_for_good() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    world.endpoint(&app, "/").await;
+    let mut sent = Vec::new();
+    for n in 0..3 {
+        sent.push(world.send(&app, "ping", json!({"n": n})).await.id);
+    }
+    let messages = world.svix.message();
+    let payload = async |id: &String| {
+        let with = Some(MessageGetOptions { with_content: Some(true) });
+        messages.get(app.clone(), id.clone(), with).await.expect("still known").payload
+    };
+    world.arrivals("/", 3).await;
+    let wanted = BulkExpungeContentsIn { ids: Some(set([&sent[0], "msg_nothing"])) };
+    let results = messages.bulk_expunge_content(app.clone(), wanted, None).await.expect("done").results;
+    let (done, unknown) = (BulkExpungeStatus::Expunged, BulkExpungeStatus::NotFound);
+    assert_eq!(results, [(sent[0].clone(), done), ("msg_nothing".to_owned(), unknown)].into());
+    assert_eq!(payload(&sent[0]).await, json!({"expired": true}));
+    assert_eq!(payload(&sent[1]).await, json!({"n": 1}));
+
+    let task = messages.expunge_all_contents(app.clone(), None).await.expect("taken on");
+    assert_eq!(task.task, BackgroundTaskType::ApplicationPurgeContent);
+    eventually("the end of the task", async || {
+        let task = world.svix.background_task().get(task.id.clone()).await.expect("a task");
+        (task.status == BackgroundTaskStatus::Finished).then_some(())
+    })
+    .await;
+    for id in &sent {
+        assert_eq!(payload(id).await, json!({"expired": true}));
+    }
+}
+
+#[tokio::test]
+async fn what_was_called_back_is_shown_as_canceled() {
+    let world = World::start();
+    let app = world.application("shop").await;
+    let endpoint = world.endpoint_with(&app, "/", |new| new.disabled = Some(true)).await;
+    let sent = world.send(&app, "ping", json!({})).await;
+    let mut client = support::api::Client::new(world.server.address(), world.server.token());
+    // An operation of ours, which the SDK does not know.
+    client.create(&format!("/api/v1/app/{app}/msg/{}/cancel", sent.id), &json!({})).await;
+    let shown = world.settled(&app, &sent.id, &endpoint, MessageStatus::Canceled).await;
+    assert_eq!(shown.status_text, MessageStatusText::Canceled);
+    assert_eq!(world.stats(&app, &endpoint).await, EndpointStats { canceled: 1, ..nothing() });
+    let options =
+        MessageAttemptListAttemptedMessagesOptions { status: Some(MessageStatus::Canceled), ..Default::default() };
+    let listed = world.svix.message_attempt().list_attempted_messages(app, endpoint, Some(options)).await;
+    assert_eq!(listed.expect("a list").data[0].id, sent.id);
 }
 
 #[tokio::test]

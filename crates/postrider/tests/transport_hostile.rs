@@ -7,7 +7,7 @@ use postrider::transport::{
     AddressGuard, BODY_KEPT_MAX, ConnectionUse, EndpointUrl, Exchange, Request, Transport, TransportConfig, UrlRules,
 };
 use postrider_engine::outcome::Timeouts;
-use postrider_engine::{Fault, Outcome, TimeoutPhase};
+use postrider_engine::{Control, Fault, Outcome, TimeoutPhase};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -143,6 +143,8 @@ async fn a_receiver_that_never_reads_is_left_at_the_deadline() {
             headers: HeaderMap::new(),
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Late);
@@ -165,6 +167,8 @@ async fn an_early_refusal_of_a_large_body_is_heard() {
             headers: HeaderMap::new(),
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Status(413));
@@ -199,6 +203,34 @@ async fn what_steers_us_is_handed_on() {
     let Outcome::Answered(answer) = exchange.outcome else { panic!("{:?}", exchange.outcome) };
     assert_eq!(answer.retry_after, [b"120".to_vec(), b"240".to_vec()]);
     assert_eq!(answer.location, None);
+    assert_eq!(answer.control, Some(Control::Disable));
+}
+
+#[tokio::test]
+async fn a_receiver_may_ask_for_no_more() {
+    let (disable, abort) = (Some(Control::Disable), Some(Control::AbortMessage));
+    for (head, expected) in [
+        ("", None),
+        ("webhook-delivery: disable\r\n", disable),
+        ("Webhook-Delivery:  DISABLE \r\n", disable),
+        ("webhook-delivery: abort-message\r\n", abort),
+        ("webhook-delivery: Abort-Message\t\r\n", abort),
+        ("webhook-delivery: abort-message\r\nwebhook-delivery: disable\r\n", disable),
+        ("webhook-delivery: disable\r\nwebhook-delivery: abort-message\r\n", disable),
+        ("webhook-delivery: what\r\nwebhook-delivery: abort-message\r\n", abort),
+        ("webhook-delivery:\r\n", None),
+        ("webhook-delivery: disabled\r\n", None),
+        ("webhook-delivery: abort message\r\n", None),
+        ("webhook-delivery: pause\r\n", None),
+        ("x-webhook-delivery: disable\r\n", None),
+    ] {
+        for status in [200, 410, 500] {
+            let said = format!("HTTP/1.1 {status} Word\r\n{head}content-length: 0\r\n\r\n");
+            let exchange = post(&transport(), receiver(said, Hold).await).await;
+            let Outcome::Answered(answer) = exchange.outcome else { panic!("{head:?}: {:?}", exchange.outcome) };
+            assert_eq!(answer.control, expected, "{status} {head:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -254,6 +286,8 @@ async fn post(transport: &Transport, receiver: SocketAddr) -> Exchange {
             headers: HeaderMap::new(),
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await
 }

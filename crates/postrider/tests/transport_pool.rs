@@ -137,7 +137,14 @@ async fn the_framing_is_ours() {
     }
     let url = receiver.url("http", "localhost");
     let exchange = transport(LOOPBACK)
-        .post(Request { url: &url, headers, body: Bytes::from_static(BODY), timeouts: TIMEOUTS })
+        .post(Request {
+            url: &url,
+            headers,
+            body: Bytes::from_static(BODY),
+            timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
+        })
         .await;
     assert_eq!(status(&exchange), Some(200), "{exchange:?}");
     let (head, _) =
@@ -307,6 +314,8 @@ async fn a_handshake_that_stalls_ends_at_the_connect_timeout() {
             headers: HeaderMap::new(),
             body: Bytes::new(),
             timeouts: Timeouts { connect: Duration::from_millis(100), ..TIMEOUTS },
+            redirects_max: 0,
+            kept_across_hosts: &[],
         })
         .await;
     assert_eq!(exchange.outcome, Outcome::Failed(Fault::Timeout(TimeoutPhase::Connect)));
@@ -377,6 +386,44 @@ async fn every_address_of_a_name_is_vetted() {
     assert_eq!(receiver.connections(), 2);
 }
 
+/// The redirect is what went wrong then, so it is the outcome; the address behind the name is not told.
+#[tokio::test]
+async fn a_redirect_to_a_name_with_a_forbidden_address_is_not_followed() {
+    let mut config = TransportConfig::new(guard(LOOPBACK));
+    config.name_servers = NameServers::These(vec![name_server().await]);
+    let transport = Transport::new(config).unwrap();
+    for (name, expected) in [("mixed", Ok(true)), ("private", Ok(true)), ("none", Err(Fault::Dns))] {
+        let receiver = Receiver::start(move |mut stream, _| async move {
+            hear(&mut stream).await;
+            let answer = format!(
+                "HTTP/1.1 307 Go\r\nlocation: http://{name}.example.com:8080/\r\ncontent-length: 4\r\n\r\nmove"
+            );
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        })
+        .await;
+        let exchange = transport
+            .post(Request {
+                url: &receiver.url("http", "127.0.0.1"),
+                headers: HeaderMap::new(),
+                body: Bytes::from_static(BODY),
+                timeouts: TIMEOUTS,
+                redirects_max: 5,
+                kept_across_hosts: &[],
+            })
+            .await;
+        let seen = match exchange.outcome {
+            Outcome::Answered(answer) => {
+                assert_eq!((answer.status, exchange.body.as_ref()), (307, &b"move"[..]), "{name}");
+                assert_eq!(answer.location, Some(format!("http://{name}.example.com:8080/")));
+                assert_eq!(exchange.final_url, None, "{name}");
+                Ok(answer.redirect_refused)
+            }
+            Outcome::Failed(fault) => Err(fault),
+        };
+        assert_eq!(seen, expected, "{name}: {:?}", exchange.detail);
+    }
+}
+
 #[test]
 fn an_unreadable_authority_is_an_error_at_the_start() {
     for pem in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
@@ -413,7 +460,16 @@ fn parse(text: &str, allow: &[&str]) -> EndpointUrl {
 }
 
 async fn post(transport: &Transport, url: &EndpointUrl) -> Exchange {
-    transport.post(Request { url, headers: HeaderMap::new(), body: Bytes::from_static(BODY), timeouts: TIMEOUTS }).await
+    transport
+        .post(Request {
+            url,
+            headers: HeaderMap::new(),
+            body: Bytes::from_static(BODY),
+            timeouts: TIMEOUTS,
+            redirects_max: 0,
+            kept_across_hosts: &[],
+        })
+        .await
 }
 
 fn status(exchange: &Exchange) -> Option<u16> {

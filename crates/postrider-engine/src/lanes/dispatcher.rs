@@ -4,14 +4,21 @@
 //! something to send stand in a queue and take turns, one request each, so that a flooded lane delays nobody.
 //! No step costs more for a lane that has more waiting in it.
 
-use super::lane::{FixedHash, Lane, LaneSettings, Loading, Parcel, Timer, earliest};
+use super::{
+    gate::Gate,
+    lane::{Lane, LaneSettings, Ledger, Timer, Wanted},
+    late::{Elsewhere, Span},
+    parcel::Parcel,
+    stored::{FixedHash, earliest},
+    turns::Turns,
+};
 use crate::{
-    keys::{AppKey, DeliveryId, EndpointKey},
-    policy::Bucket,
+    keys::{AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Trigger},
+    policy::{Health, Ordering, Verdict, health::Step},
     time::Timestamp,
 };
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -50,36 +57,78 @@ impl Default for Limits {
 /// Memory is shared by all lanes, so none of them is told when another one frees some.
 const MEMORY_RECHECK: Duration = Duration::from_millis(50);
 
+/// What others wait for is known to the lane, unless someone else took it out of the store: so they are looked for.
+const BLOCKED_RECHECK: Duration = Duration::from_secs(5);
+
 /// What a lane may load when memory is short: enough to go on, too little to matter.
 const SCANT_WINDOW: usize = 16;
+
+/// The part of the window that deliveries of one ordering key may take: they wait for one another, and must not fill
+/// the window while others could go.
+const CHAIN_SHARE: usize = 16;
 
 #[derive(Debug)]
 pub enum Command<C> {
     Send(Parcel<C>),
-    /// Read what is due in this lane; answer with `loaded` or `load_failed`.
+    /// End this one without a request: its turn came while the breaker was open. Answer as to `Send`, without a
+    /// verdict. A resend may be among them.
+    Bury(Parcel<C>),
+    /// Read what is due in this lane and has nothing before it by this order but what is read along with it; answer
+    /// with `loaded` or `load_failed`.
     Load {
         endpoint: EndpointKey,
+        ordering: Ordering,
         limit: usize,
     },
-    /// Write rows for these; answer with `spilled`.
-    Spill(Vec<DeliveryId>),
+    /// Write rows for these, due at once; answer with `spilled`. There is never more than one under way, so that what
+    /// is spilled later is never there earlier.
+    Spill(Vec<(DeliveryId, Option<OrderKey>)>),
+}
+
+/// What a load left in the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rest {
+    /// There is more that is due.
+    pub more: bool,
+    /// When the earliest of those will be due that are not, and wait for nothing else.
+    pub next_due: Option<Timestamp>,
+    /// There are rows that wait behind an earlier one of their key (or of the FIFO lane) and are not counted above.
+    pub blocked: bool,
+}
+
+/// Which deliveries of a lane were ended by a person, or by a resend that arrived. Resends are not among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancel {
+    One(MessageKey),
+    /// All messages with a key below this one.
+    Before(MessageKey),
+}
+
+impl Cancel {
+    pub(super) fn means(self, id: DeliveryId) -> bool {
+        let is_meant = match self {
+            Self::One(message) => id.message == message,
+            Self::Before(message) => id.message < message,
+        };
+        is_meant && id.trigger == Trigger::Scheduled
+    }
 }
 
 #[derive(Debug)]
 pub struct Dispatcher<C> {
     limits: Limits,
     lanes: HashMap<EndpointKey, Lane<C>, FixedHash>,
-    apps: HashMap<AppKey, Bucket, FixedHash>,
-    /// Lanes that may have something to send, in the order of their turns.
-    turns: VecDeque<EndpointKey>,
+    turns: Turns,
     /// Lanes that want to be loaded.
     loads: VecDeque<EndpointKey>,
     loading: usize,
     timers: BTreeSet<(Timer, EndpointKey)>,
     tickets: u64,
-    spills: Vec<DeliveryId>,
+    ledger: Ledger,
+    spilling: bool,
     in_flight: usize,
-    bytes: usize,
+    /// When all of our own slots were last taken.
+    full: Span,
     swept: Timestamp,
 }
 
@@ -88,34 +137,45 @@ impl<C> Dispatcher<C> {
         Self {
             limits,
             lanes: HashMap::default(),
-            apps: HashMap::default(),
-            turns: VecDeque::new(),
+            turns: Turns::default(),
             loads: VecDeque::new(),
             loading: 0,
             timers: BTreeSet::new(),
             tickets: 0,
-            spills: Vec::new(),
+            ledger: Ledger::default(),
+            spilling: false,
             in_flight: 0,
-            bytes: 0,
+            full: Span::default(),
             swept: Timestamp::default(),
         }
     }
 
     /// Opens a lane, or changes how an open one works.
     pub fn set_lane(&mut self, endpoint: EndpointKey, settings: LaneSettings, now: Timestamp) {
-        let lane = self.open(endpoint, settings);
-        lane.change(settings);
-        if settings.parked {
-            // What has a row need not be kept in memory while nothing is sent.
-            let let_go = lane.take_ready(|parcel| !parcel.handed);
-            if !let_go.is_empty() {
-                lane.stored.expect(now);
-            }
-            let freed: usize = let_go.into_iter().map(|id| lane.release(id)).sum();
-            self.bytes -= freed;
+        self.open(endpoint, settings);
+        // A deleted endpoint's settings are made up, and must not change the limit for the others.
+        if !settings.gone {
+            self.turns.set_rate(settings.app, settings.app_rate);
         }
-        self.set_app_rate(settings.app, settings.app_rate);
+        if let Some(lane) = self.lanes.get_mut(&endpoint) {
+            lane.change(settings, &mut self.ledger, now);
+        }
         self.review(endpoint, now);
+    }
+
+    /// How the endpoint fares, as it was stored: at start, before anything is handed over, and when a person sets it
+    /// back. `settings` are for a lane that is not open yet.
+    pub fn set_health(&mut self, endpoint: EndpointKey, settings: LaneSettings, health: Health, now: Timestamp) {
+        self.open(endpoint, settings);
+        if let Some(lane) = self.lanes.get_mut(&endpoint) {
+            lane.set_health(health, &mut self.ledger, now);
+        }
+        self.review(endpoint, now);
+    }
+
+    /// How an endpoint fares. One whose lane is not open is well.
+    pub fn health(&self, endpoint: EndpointKey) -> Health {
+        self.lanes.get(&endpoint).map(|lane| lane.watch.health).unwrap_or_default()
     }
 
     /// The lanes of one application that are open.
@@ -124,37 +184,41 @@ impl<C> Dispatcher<C> {
     }
 
     fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
-        if !self.lanes.contains_key(&endpoint) {
-            self.set_app_rate(settings.app, settings.app_rate);
+        // A lane whose settings are not known yet is opened parked: they must not lift the application's limit.
+        if !settings.parked && !settings.gone && !self.lanes.contains_key(&endpoint) {
+            self.turns.set_rate(settings.app, settings.app_rate);
         }
         self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
     }
 
-    fn set_app_rate(&mut self, app: AppKey, rate: Option<u32>) {
-        let bucket = match self.apps.get(&app) {
-            Some(bucket) => bucket.with_rate(rate),
-            None => Bucket::new(rate),
-        };
-        match bucket {
-            Some(bucket) => self.apps.insert(app, bucket),
-            None => self.apps.remove(&app),
-        };
-    }
-
     /// A delivery that was just committed. It is kept if there is room, and given a row if there is not.
     /// `settings` are for a lane that is not open yet.
+    ///
+    /// After a start, what waits in the store must have been announced (`expect`) before anything is handed over:
+    /// a lane that does not know of its rows would send what is new before them.
     pub fn hand_over(&mut self, parcel: Parcel<C>, settings: LaneSettings, now: Timestamp) {
         let endpoint = parcel.id.endpoint;
-        let (limits, bytes) = (self.limits, self.bytes + parcel.weight);
-        let lane = self.open(endpoint, settings);
-        let no_room = lane.ready.len() >= limits.window || bytes > limits.bytes;
-        if lane.settings.parked || no_room || lane.has_backlog(now) {
-            lane.stored.spilling += 1;
-            self.spills.push(parcel.id);
-            return;
+        self.open(endpoint, settings);
+        let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
+        let has_room = lane.line.len() < self.limits.window && self.ledger.bytes + parcel.weight <= self.limits.bytes;
+        let is_next = match lane.line.chain_of(parcel.id, parcel.order) {
+            None => !lane.stored.has_backlog(now),
+            // Any row may be one that it must wait for.
+            Some(chain) => {
+                let share = match lane.settings.ordering {
+                    Ordering::Fifo | Ordering::None => self.limits.window,
+                    Ordering::Keyed => (self.limits.window / CHAIN_SHARE).max(1),
+                };
+                lane.stored.is_empty() && lane.line.behind(chain) < share
+            }
+        };
+        match lane.gate(now) {
+            Gate::Bury | Gate::Probe | Gate::Open if has_room && is_next => lane.hold(parcel, &mut self.ledger),
+            Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
+                lane.spill(parcel.id, parcel.order, &mut self.ledger);
+                return;
+            }
         }
-        lane.hold(parcel);
-        self.bytes = bytes;
         self.review(endpoint, now);
     }
 
@@ -166,10 +230,10 @@ impl<C> Dispatcher<C> {
 
     /// The rows for spilled deliveries are written.
     pub fn spilled(&mut self, deliveries: &[DeliveryId], now: Timestamp) {
+        self.spilling = false;
         for id in deliveries {
             if let Some(lane) = self.lanes.get_mut(&id.endpoint) {
-                lane.stored.spilling -= 1;
-                lane.stored.expect(now);
+                lane.stored.spilled(*id, lane.settings.ordering, now);
             }
         }
         for id in deliveries {
@@ -177,30 +241,56 @@ impl<C> Dispatcher<C> {
         }
     }
 
-    /// What a load found. `more`: there is more that is due; `next_due`: when the earliest of the rest will be.
-    pub fn loaded(
-        &mut self,
-        endpoint: EndpointKey,
-        parcels: Vec<Parcel<C>>,
-        more: bool,
-        next_due: Option<Timestamp>,
-        now: Timestamp,
-    ) {
+    /// What a load found.
+    pub fn loaded(&mut self, endpoint: EndpointKey, parcels: Vec<Parcel<C>>, rest: Rest, now: Timestamp) {
         self.loading -= 1;
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         let Some(loading) = lane.stored.loading.take() else { return };
-        if lane.settings.parked {
-            lane.stored.next_due = Some(now);
-            return;
-        }
-        for parcel in parcels {
-            if !loading.settled.contains(&parcel.id) && !lane.held.contains_key(&parcel.id) {
-                self.bytes += parcel.weight;
-                lane.hold(parcel);
+        match lane.gate(now) {
+            Gate::Bury | Gate::Probe | Gate::Open if !loading.void => {}
+            Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
+                lane.stored.next_due = Some(now);
+                self.review(endpoint, now);
+                return;
             }
         }
-        let rest = if more { Some(now) } else { next_due };
-        lane.stored.next_due = earliest(rest, loading.next_due);
+        let (mut is_news, mut waits_for_a_spill, mut blocked) = (false, false, rest.blocked || lane.stored.blocked);
+        // The last message that came of each chain into which something was put before others.
+        let mut inserted: BTreeMap<OrderKey, MessageKey> = BTreeMap::new();
+        for parcel in parcels {
+            if loading.is_outdated(parcel.id, parcel.cycle) {
+                continue;
+            }
+            let is_new = !lane.recognizes(&parcel);
+            if let Some(chain) = lane.line.chain_of(parcel.id, parcel.order) {
+                let is_spilled_past = lane.stored.spilling.precedes(chain, parcel.id.message);
+                waits_for_a_spill |= is_spilled_past;
+                if is_spilled_past || loading.is_preceded(chain, parcel.id.message) {
+                    blocked = true;
+                    continue;
+                }
+                if (is_new && lane.line.behind(chain) > 0) || inserted.contains_key(&chain) {
+                    inserted.insert(chain, parcel.id.message);
+                }
+            }
+            if is_new {
+                is_news = true;
+                lane.hold(parcel, &mut self.ledger);
+            }
+        }
+        lane.stored.blocked = blocked;
+        lane.spans.order.set(blocked, now);
+        if rest != Rest::default() || blocked {
+            // Something in the store may belong between what came and what was there before.
+            for (chain, last) in inserted {
+                let leaving = lane.line.take_behind(chain, last);
+                lane.let_go(leaving, Wanted::AtOnce, &mut self.ledger, now);
+            }
+        }
+        // When all that came must wait for rows being written, there is no use in asking again before they are.
+        let at_once = (rest.more && (is_news || !waits_for_a_spill)) || (lane.stored.blocked && loading.freed);
+        let found = if at_once { Some(now) } else { rest.next_due };
+        lane.stored.next_due = earliest(lane.stored.next_due, found);
         self.review(endpoint, now);
     }
 
@@ -208,61 +298,71 @@ impl<C> Dispatcher<C> {
     pub fn load_failed(&mut self, endpoint: EndpointKey, now: Timestamp, again: Duration) {
         self.loading -= 1;
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
-            lane.stored.loading = None;
-            lane.stored.next_due = Some(now.plus(again));
+            lane.stored.fail_load(now.plus(again));
             self.review(endpoint, now);
         }
     }
 
-    /// A request has ended; what it means is being written down.
-    pub fn answered(&mut self, id: DeliveryId, now: Timestamp) {
+    /// A request has ended; what it means is being written down. Without a verdict nothing was learned of the
+    /// endpoint. What comes back is to be written down along with it, and outcomes in the order in which they were told.
+    ///
+    /// When the endpoint is to be disabled, its lane is shut from now on, until `set_lane` says otherwise. Settings that
+    /// come before `settled` may not know of it, and count only from then on.
+    pub fn answered(&mut self, id: DeliveryId, verdict: Option<&Verdict>, now: Timestamp) -> Option<Step> {
         self.in_flight -= 1;
-        if let Some(lane) = self.lanes.get_mut(&id.endpoint) {
-            lane.in_flight -= 1;
-            lane.settling += 1;
-        }
+        let lane = self.lanes.get_mut(&id.endpoint)?;
+        let step = lane.answered(id, verdict, &mut self.ledger, now);
         self.review(id.endpoint, now);
+        step
     }
 
     /// The settlement is durable. With `due`, the delivery waits in the store until then.
     pub fn settled(&mut self, id: DeliveryId, due: Option<Timestamp>, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&id.endpoint) else { return };
-        lane.settling -= 1;
-        self.bytes -= lane.release(id);
-        if let Some(loading) = &mut lane.stored.loading {
-            loading.settled.insert(id);
-        }
-        if let Some(due) = due {
-            lane.stored.expect(due);
-        }
+        lane.settled(id, due, &mut self.ledger, now);
         self.review(id.endpoint, now);
+    }
+
+    /// These deliveries were ended, durably, by someone else. What is on the network goes on.
+    pub fn cancel(&mut self, endpoint: EndpointKey, which: Cancel, now: Timestamp) {
+        let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
+        let ended = lane.line.cancel(which);
+        lane.drop_ended(ended, &mut self.ledger);
+        lane.note_ended_under_way(which);
+        let ordering = lane.settings.ordering;
+        self.ledger.spills.retain(|(id, _)| {
+            let is_meant = id.endpoint == endpoint && which.means(*id);
+            if is_meant {
+                lane.stored.spilling.remove(*id, ordering);
+            }
+            !is_meant
+        });
+        if let Some(loading) = &mut lane.stored.loading {
+            loading.cancel(which, |message| DeliveryId { endpoint, message, trigger: Trigger::Scheduled });
+        }
+        match ordering {
+            Ordering::None => {}
+            // A lane that has not been read since the start does not know whether others wait behind what was ended.
+            Ordering::Keyed | Ordering::Fifo if lane.stored.next_due.is_some() => lane.stored.expect(now),
+            Ordering::Keyed | Ordering::Fifo => {}
+        }
+        lane.stored.unblock(now);
+        self.review(endpoint, now);
     }
 
     /// What to do next, at once. `None`: nothing before `sleep_until` or before something happens.
     pub fn next(&mut self, now: Timestamp) -> Option<Command<C>> {
         self.wake_due(now);
         self.sweep(now);
-        if let Some(parcel) = self.next_send(now) {
-            return Some(Command::Send(parcel));
-        }
-        while self.loading < self.limits.loads
-            && let Some(endpoint) = self.loads.pop_front()
-        {
-            let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
-            self.loading += 1;
-            lane.stored.loading = Some(Loading::default());
-            // Rows of what is held may be among those found, so they are allowed for.
-            let room = if self.bytes < self.limits.bytes / 2 { self.limits.window } else { SCANT_WINDOW };
-            let limit = room.saturating_sub(lane.ready.len()) + lane.held.len();
-            return Some(Command::Load { endpoint, limit });
-        }
-        (!self.spills.is_empty()).then(|| Command::Spill(std::mem::take(&mut self.spills)))
+        self.next_start(now).or_else(|| self.next_load(now)).or_else(|| self.next_spill())
     }
 
     pub fn sleep_until(&self) -> Option<Timestamp> {
         let timer = self.timers.first().map(|(timer, _)| timer.at);
-        let sweep = (self.bytes > 0 || !self.turns.is_empty()).then(|| self.swept.plus(self.limits.patience));
-        earliest(timer, sweep)
+        let sweep = (self.ledger.handed > 0).then(|| self.swept.plus(self.limits.patience));
+        // While all slots are taken, an application whose turn comes has none.
+        let turn = self.turns.wake_at().filter(|_| self.in_flight < self.limits.in_flight);
+        earliest(earliest(timer, sweep), turn)
     }
 
     pub fn in_flight(&self) -> usize {
@@ -271,76 +371,123 @@ impl<C> Dispatcher<C> {
 
     /// Deliveries in memory, on the network or being written down.
     pub fn held(&self) -> usize {
-        self.lanes.values().map(|lane| lane.held.len()).sum()
+        self.lanes.values().map(Lane::held).sum()
     }
 
-    fn next_send(&mut self, now: Timestamp) -> Option<Parcel<C>> {
+    fn next_start(&mut self, now: Timestamp) -> Option<Command<C>> {
         while self.in_flight < self.limits.in_flight {
-            let endpoint = self.turns.pop_front()?;
+            let endpoint = self.turns.next(now)?;
             let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
             lane.queued = false;
-            if !lane.has_free_slot(self.limits.unsettled) || lane.ready.is_empty() {
-                continue;
+            let gate = lane.gate(now);
+            let app = lane.settings.app;
+            let may_start = lane.has_free_slot(gate, self.limits.unsettled) && lane.rate_bound(gate, now).is_none();
+            let elsewhere = Elsewhere { app_rate: self.turns.rated(app), slots: self.full };
+            let parcel = if may_start { lane.start(gate, elsewhere, &mut self.ledger, now) } else { None };
+            if parcel.is_some() {
+                self.in_flight += 1;
+                self.full.end(now);
             }
-            let app_bucket = self.apps.get_mut(&lane.settings.app);
-            let wait = [lane.bucket.as_ref(), app_bucket.as_deref()]
-                .into_iter()
-                .flatten()
-                .filter_map(|bucket| bucket.ready(now).err())
-                .max();
-            if let Some(later) = wait {
-                self.set_timer(endpoint, Some(later));
-                continue;
-            }
-            for bucket in [lane.bucket.as_mut(), app_bucket].into_iter().flatten() {
-                bucket.take(now);
-            }
-            let parcel = lane.ready.pop_front()?;
-            lane.in_flight += 1;
-            self.in_flight += 1;
             self.review(endpoint, now);
-            return Some(parcel);
+            let Some(parcel) = parcel else { continue };
+            return Some(match gate {
+                Gate::Bury => Command::Bury(parcel),
+                Gate::Shut { .. } | Gate::Probe | Gate::Open => {
+                    self.turns.spend(app, now);
+                    Command::Send(parcel)
+                }
+            });
+        }
+        if self.turns.are_waiting() {
+            self.full.begin(now);
         }
         None
+    }
+
+    fn next_load(&mut self, now: Timestamp) -> Option<Command<C>> {
+        while self.loading < self.limits.loads {
+            let endpoint = self.loads.pop_front()?;
+            let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
+            let room = match lane.gate(now) {
+                Gate::Shut { .. } => {
+                    lane.stored.loading = None;
+                    lane.stored.expect(now);
+                    self.review(endpoint, now);
+                    continue;
+                }
+                // Many would be read in vain if the probe fails.
+                Gate::Probe => 1,
+                Gate::Bury | Gate::Open if self.ledger.bytes < self.limits.bytes / 2 => self.limits.window,
+                Gate::Bury | Gate::Open => SCANT_WINDOW,
+            };
+            self.loading += 1;
+            lane.stored.begin_load();
+            // Rows of what is held may be among those found, so they are allowed for.
+            let limit = room.saturating_sub(lane.line.len()).max(1) + lane.held();
+            return Some(Command::Load { endpoint, ordering: lane.settings.ordering, limit });
+        }
+        None
+    }
+
+    fn next_spill(&mut self) -> Option<Command<C>> {
+        if self.spilling || self.ledger.spills.is_empty() {
+            return None;
+        }
+        self.spilling = true;
+        Some(Command::Spill(std::mem::take(&mut self.ledger.spills)))
     }
 
     /// Looks at one lane after something changed: does it want a turn, a load, or to be woken later?
     fn review(&mut self, endpoint: EndpointKey, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        if !lane.queued && !lane.ready.is_empty() && lane.has_free_slot(self.limits.unsettled) {
-            lane.queued = true;
-            self.turns.push_back(endpoint);
+        let gate = lane.gate(now);
+        let mut timer = None;
+        let has_free_slot = lane.has_free_slot(gate, self.limits.unsettled);
+        lane.spans.slots.set(lane.line.can_start() && !has_free_slot && gate == Gate::Open, now);
+        if lane.line.can_start() && has_free_slot && !lane.queued {
+            timer = lane.rate_bound(gate, now);
+            lane.spans.rate.set(timer.is_some(), now);
+            if timer.is_none() {
+                lane.queued = true;
+                self.turns.join(lane.settings.app, endpoint);
+            }
         }
         // Half a window is kept, so that a lane does not run dry while it is loaded.
-        let wants_more = !lane.settings.parked
-            && lane.stored.loading.is_none()
-            && lane.ready.len() < self.limits.window / 2
-            && lane.bytes < self.limits.lane_bytes;
+        let has_room = lane.line.len() < (self.limits.window / 2).max(1) && lane.bytes() < self.limits.lane_bytes;
+        let wants_more = lane.stored.loading.is_none()
+            && match gate {
+                Gate::Shut { .. } => false,
+                // One is enough, and a few more if those that came must wait for others of their key.
+                Gate::Probe => {
+                    lane.watch.probe.is_none() && !lane.line.can_start() && lane.line.len() < SCANT_WINDOW && has_room
+                }
+                Gate::Bury | Gate::Open => has_room,
+            };
         // A lane that has nothing may always load a little, so that others who fill the memory do not stop it.
-        let memory_is_full = self.bytes >= self.limits.bytes / 2 && !lane.held.is_empty();
-        let timer = match lane.stored.next_due {
-            Some(due) if wants_more && memory_is_full => Some(due.max(now.plus(MEMORY_RECHECK))),
-            Some(due) if wants_more && due <= now => {
-                lane.stored.next_due = None;
-                lane.stored.loading = Some(Loading::default());
+        let memory_is_full = self.ledger.bytes >= self.limits.bytes / 2 && lane.held() > 0;
+        if lane.stored.is_stuck() && !lane.line.has_chains() {
+            lane.stored.expect(now.plus(BLOCKED_RECHECK));
+        }
+        let load_at = match (gate, lane.stored.next_due) {
+            (Gate::Shut { until }, Some(due)) => until.map(|until| until.max(due)),
+            (Gate::Bury | Gate::Probe | Gate::Open, Some(due)) if wants_more && memory_is_full => {
+                Some(due.max(now.plus(MEMORY_RECHECK)))
+            }
+            (Gate::Bury | Gate::Probe | Gate::Open, Some(due)) if wants_more && due <= now => {
+                lane.stored.plan_load();
                 self.loads.push_back(endpoint);
                 None
             }
-            Some(due) if wants_more => Some(due),
-            Some(_) | None => None,
+            (Gate::Bury | Gate::Probe | Gate::Open, Some(due)) => wants_more.then_some(due),
+            (Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open, None) => None,
         };
-        let forgettable = lane.is_empty() && !lane.settings.parked;
-        self.set_timer(endpoint, timer);
-        if forgettable {
-            self.forget(endpoint);
-        }
-    }
-
-    /// An idle lane is dropped: it is opened again when something comes for it.
-    fn forget(&mut self, endpoint: EndpointKey) {
-        if self.lanes.get(&endpoint).is_some_and(|lane| lane.bucket.is_none() && !lane.queued) {
+        let forget_at = lane.forgettable_at(now);
+        if forget_at.is_some_and(|at| at <= now) {
+            self.set_timer(endpoint, None);
             self.lanes.remove(&endpoint);
+            return;
         }
+        self.set_timer(endpoint, earliest(earliest(timer, load_at), forget_at));
     }
 
     fn set_timer(&mut self, endpoint: EndpointKey, at: Option<Timestamp>) {
@@ -376,16 +523,13 @@ impl<C> Dispatcher<C> {
             return;
         }
         self.swept = now;
+        if self.ledger.handed == 0 {
+            return;
+        }
         let oldest = now.minus(self.limits.patience);
         for lane in self.lanes.values_mut() {
-            if lane.ready.front().is_none_or(|parcel| parcel.since > oldest) {
-                continue;
-            }
-            for id in lane.take_ready(|parcel| parcel.handed) {
-                self.bytes -= lane.release(id);
-                lane.stored.spilling += 1;
-                self.spills.push(id);
-            }
+            let leaving = lane.line.take_stale(oldest);
+            lane.let_go(leaving, Wanted::AtOnce, &mut self.ledger, now);
         }
     }
 }

@@ -4,27 +4,26 @@
 //! store, and the lane knows no more of it than when the earliest falls due. So a lane that is parked costs
 //! nothing however much waits in it, and a lane can be dropped and loaded again at any moment.
 
+use super::{
+    dispatcher::Cancel,
+    gate::{Gate, Watch},
+    late::{Elsewhere, Span, Spans},
+    order::Line,
+    parcel::Parcel,
+    stored::{FixedHash, Stored},
+};
 use crate::{
-    keys::{AppKey, DeliveryId},
-    policy::{Bucket, Progress},
+    keys::{AppKey, DeliveryId, OrderKey},
+    policy::{
+        BreakerRules, Bucket, DisableRules, Health, Ordering, Verdict,
+        health::{self, BreakerMove, Notice, Step},
+    },
     time::Timestamp,
 };
-use std::collections::{HashMap, HashSet, VecDeque};
-
-/// A delivery on its way, with whatever its carrier needs to send it.
-#[derive(Clone, Debug)]
-pub struct Parcel<C> {
-    pub id: DeliveryId,
-    pub cycle: u32,
-    pub progress: Progress,
-    /// It came straight from being accepted and has no row of its own.
-    pub handed: bool,
-    /// When it entered memory: what stands too long is given a row.
-    pub since: Timestamp,
-    /// Bytes that it keeps in memory.
-    pub weight: usize,
-    pub cargo: C,
-}
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
@@ -37,28 +36,51 @@ pub struct LaneSettings {
     pub rate: Option<u32>,
     /// Nothing is sent; everything waits.
     pub parked: bool,
+    pub ordering: Ordering,
+    pub breaker: Option<BreakerRules>,
+    pub disable: DisableRules,
+    /// Its endpoint was deleted: nothing is learned of it any more, and no settings will come that could free the lane.
+    pub gone: bool,
+    /// It is parked only until its settings have been read, and does not come back from anywhere then.
+    pub unknown: bool,
 }
 
-/// Fixed, because the order of iteration over a randomly seeded one could not be repeated.
-pub(super) type FixedHash = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+/// A bucket holds a second's worth of requests, so that it is full again after a second without any.
+const BUCKET_REFILL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Lane<C> {
     pub settings: LaneSettings,
-    pub bucket: Option<Bucket>,
-    pub ready: VecDeque<Parcel<C>>,
-    /// Requests on the network.
-    pub in_flight: usize,
-    /// Outcomes that are not yet durable.
-    pub settling: usize,
-    /// All that this lane has in memory, with its weight: a load must not bring it a second time.
-    pub held: HashMap<DeliveryId, usize, FixedHash>,
-    /// The weight of all that is held.
-    pub bytes: usize,
+    pub watch: Watch,
+    pub line: Line<C>,
     pub stored: Stored,
     /// It stands in the queue for a turn.
     pub queued: bool,
     pub timer: Option<Timer>,
+    pub spans: Spans,
+    bucket: Option<Bucket>,
+    spent_at: Option<Timestamp>,
+    /// Requests on the network.
+    in_flight: usize,
+    /// On their way to the dead letters without a request.
+    burying: HashSet<DeliveryId, FixedHash>,
+    /// Outcomes that are not yet durable.
+    settling: usize,
+    /// All that this lane has in memory: a load must not bring it a second time.
+    held: HashMap<DeliveryId, Holding, FixedHash>,
+    /// The weight of all that is held.
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    weight: usize,
+    order: Option<OrderKey>,
+    cycle: u32,
+    /// The store has a later cycle of it already, which can be loaded when this one is settled.
+    replayed: bool,
+    /// Someone else ended it while it was under way: its row is gone, and others need not wait for its next try.
+    ended: bool,
 }
 
 /// When a lane is to be looked at, and whether before or after others of the same moment: who has waited longer is first.
@@ -68,101 +90,337 @@ pub(super) struct Timer {
     pub ticket: u64,
 }
 
-/// What the lane knows of its rows in the store.
+/// What all lanes keep together.
 #[derive(Debug, Default)]
-pub(super) struct Stored {
-    /// The earliest of them falls due then.
-    pub next_due: Option<Timestamp>,
-    /// Rows being written for deliveries that memory let go of.
-    pub spilling: usize,
-    pub loading: Option<Loading>,
+pub(super) struct Ledger {
+    /// The weight of all that is in memory.
+    pub bytes: usize,
+    /// What has no row of its own and has not been sent.
+    pub handed: usize,
+    /// Waits to be given rows.
+    pub spills: Vec<(DeliveryId, Option<OrderKey>)>,
 }
 
-/// A load under way reads the store as it was at some moment since it began.
-#[derive(Debug, Default)]
-pub(super) struct Loading {
-    /// Settled meanwhile: the load may still show them as they were before.
-    pub settled: HashSet<DeliveryId, FixedHash>,
-    /// The earliest that was put into the store meanwhile, which the load may not have seen.
-    pub next_due: Option<Timestamp>,
+/// When that which leaves memory for the store is wanted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    AtOnce,
+    /// When the one before it has ended.
+    InItsTurn,
 }
 
 impl<C> Lane<C> {
     pub fn new(settings: LaneSettings) -> Self {
+        let mut spans = Spans::default();
+        if settings.parked {
+            // Nobody knows since when.
+            spans.pause = Span::began_at(Timestamp::from_millis(i64::MIN));
+        }
         Self {
             settings,
-            bucket: Bucket::new(settings.rate),
-            ready: VecDeque::new(),
-            in_flight: 0,
-            settling: 0,
-            held: HashMap::default(),
-            bytes: 0,
+            watch: Watch::default(),
+            line: Line::new(settings.ordering),
             stored: Stored::default(),
             queued: false,
             timer: None,
+            spans,
+            bucket: Bucket::new(settings.rate),
+            spent_at: None,
+            in_flight: 0,
+            burying: HashSet::default(),
+            settling: 0,
+            held: HashMap::default(),
+            bytes: 0,
         }
     }
 
-    pub fn change(&mut self, settings: LaneSettings) {
+    pub fn gate(&self, now: Timestamp) -> Gate {
+        self.watch.gate(&self.settings, now)
+    }
+
+    pub fn change(&mut self, settings: LaneSettings, ledger: &mut Ledger, now: Timestamp) {
+        let (was_paused, was_tripped) =
+            (self.watch.is_paused(&self.settings), self.watch.is_tripped(&self.settings, now));
         self.bucket = match self.bucket {
             Some(bucket) => bucket.with_rate(settings.rate),
             None => Bucket::new(settings.rate),
         };
+        let was_paused = was_paused && !self.settings.unknown;
         self.settings = settings;
+        if settings.gone {
+            self.watch = Watch::default();
+        }
+        self.watch.reprieve(settings.parked);
+        let is_paused = self.watch.is_paused(&self.settings);
+        self.spans.pause.set(is_paused, now);
+        if (was_paused && !is_paused) || (was_tripped && !self.watch.is_tripped(&self.settings, now)) {
+            self.come_back(now);
+        }
+        if settings.ordering != self.line.ordering() {
+            self.reorder(settings.ordering, ledger, now);
+        }
+        self.shut_if_told(ledger, now);
     }
 
-    pub fn hold(&mut self, parcel: Parcel<C>) {
-        self.held.insert(parcel.id, parcel.weight);
-        self.bytes += parcel.weight;
-        self.ready.push_back(parcel);
+    pub fn set_health(&mut self, health: Health, ledger: &mut Ledger, now: Timestamp) {
+        let was_tripped = self.watch.is_tripped(&self.settings, now);
+        self.watch.health = health;
+        self.watch.doubtful |= self.settling > 0;
+        let is_tripped = self.watch.is_tripped(&self.settings, now);
+        if is_tripped {
+            self.spans.breaker = Span::began_at(health.failing_since.unwrap_or(now));
+        } else {
+            self.watch.probe = None;
+            self.spans.breaker.end(now);
+        }
+        if health.failing_since.is_some() || (was_tripped && !is_tripped) {
+            self.come_back(now);
+        }
+        self.shut_if_told(ledger, now);
     }
 
-    /// Gives back the weight of what is let go.
-    pub fn release(&mut self, id: DeliveryId) -> usize {
-        let weight = self.held.remove(&id).unwrap_or(0);
-        self.bytes -= weight;
-        weight
+    /// Draws the conclusions from one outcome. `None`: the endpoint fares as before, and that is written down.
+    fn learn(&mut self, id: DeliveryId, verdict: &Verdict, ledger: &mut Ledger, now: Timestamp) -> Option<Step> {
+        let probe = self.watch.take_probe(id);
+        let before = self.watch.health;
+        let rules = (self.settings.breaker.as_ref(), &self.settings.disable);
+        let step = health::after(before, rules, id.trigger, verdict, probe, now);
+        self.watch.health = step.health;
+        self.watch.climb(&self.settings, verdict);
+        match step.breaker {
+            Some(BreakerMove::Opened { .. }) => self.spans.breaker.begin(now),
+            Some(BreakerMove::Closed) => {
+                self.spans.breaker.end(now);
+                self.come_back(now);
+            }
+            None => {}
+        }
+        match step.notice {
+            // Its settings will say so as soon as it is written; until then nothing more is sent either.
+            Some(Notice::Disable(_)) => {
+                self.watch.condemn(id);
+                self.spans.pause.begin(now);
+            }
+            Some(Notice::Warning(_)) | None => {}
+        }
+        self.shut_if_told(ledger, now);
+        let was_doubtful = std::mem::take(&mut self.watch.doubtful);
+        (step.health != before || step.notice.is_some() || was_doubtful).then_some(step)
     }
 
-    /// Takes out of the window what answers `true`; it is still held.
-    pub fn take_ready(&mut self, which: impl Fn(&Parcel<C>) -> bool) -> Vec<DeliveryId> {
-        let (taken, kept): (VecDeque<_>, VecDeque<_>) = self.ready.drain(..).partition(which);
-        self.ready = kept;
-        taken.into_iter().map(|parcel| parcel.id).collect()
+    fn come_back(&mut self, now: Timestamp) {
+        self.watch.slow_start(&self.settings);
+        self.stored.unblock(now);
     }
 
-    /// Something is waiting in the store already, and what comes now belongs behind it.
-    pub fn has_backlog(&self, now: Timestamp) -> bool {
-        self.stored.spilling > 0 || self.stored.loading.is_some() || self.stored.next_due.is_some_and(|due| due <= now)
-    }
-
-    pub fn has_free_slot(&self, unsettled_max: usize) -> bool {
-        !self.settings.parked
-            && self.in_flight < self.settings.in_flight_max
-            && self.in_flight + self.settling < unsettled_max
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
-            && self.stored.next_due.is_none()
-            && self.stored.spilling == 0
-            && self.stored.loading.is_none()
-    }
-}
-
-impl Stored {
-    /// A row falls due at `due`.
-    pub fn expect(&mut self, due: Timestamp) {
-        self.next_due = earliest(self.next_due, Some(due));
-        if let Some(loading) = &mut self.loading {
-            loading.next_due = earliest(loading.next_due, Some(due));
+    /// While nothing is sent, nothing is kept: what has a row is let go, what has none is given one.
+    fn shut_if_told(&mut self, ledger: &mut Ledger, now: Timestamp) {
+        match self.gate(now) {
+            Gate::Shut { .. } => {
+                let leaving = self.line.clear();
+                self.let_go(leaving, Wanted::AtOnce, ledger, now);
+            }
+            Gate::Bury | Gate::Probe | Gate::Open => {}
         }
     }
-}
 
-pub(super) fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (one, None) | (None, one) => one,
+    fn reorder(&mut self, ordering: Ordering, ledger: &mut Ledger, now: Timestamp) {
+        let leaving = self.line.clear();
+        self.let_go(leaving, Wanted::AtOnce, ledger, now);
+        self.line.reorder(ordering, self.held.iter().map(|(id, holding)| (*id, holding.order)));
+        self.stored.spilling.reorder(ordering);
+        // What has been read was read by the old order: a later one may be among it and an earlier one not.
+        if let Some(loading) = &mut self.stored.loading {
+            loading.void = true;
+        }
+        if !self.stored.is_empty() {
+            self.stored.blocked = true;
+            self.stored.expect(now);
+        }
+    }
+
+    pub fn hold(&mut self, parcel: Parcel<C>, ledger: &mut Ledger) {
+        let holding =
+            Holding { weight: parcel.weight, order: parcel.order, cycle: parcel.cycle, replayed: false, ended: false };
+        self.held.insert(parcel.id, holding);
+        self.bytes += parcel.weight;
+        ledger.bytes += parcel.weight;
+        ledger.handed += usize::from(parcel.handed);
+        self.line.push(parcel);
+    }
+
+    /// Whether it is in memory already. A load may show a later cycle of what is about to be settled.
+    pub fn recognizes(&mut self, parcel: &Parcel<C>) -> bool {
+        let Some(holding) = self.held.get_mut(&parcel.id) else { return false };
+        holding.replayed |= parcel.cycle > holding.cycle;
+        true
+    }
+
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn release(&mut self, id: DeliveryId, ledger: &mut Ledger) -> Option<Holding> {
+        let holding = self.held.remove(&id)?;
+        self.bytes -= holding.weight;
+        ledger.bytes -= holding.weight;
+        Some(holding)
+    }
+
+    /// Takes the next one out of the line, to be sent or buried.
+    pub fn start(
+        &mut self,
+        gate: Gate,
+        elsewhere: Elsewhere,
+        ledger: &mut Ledger,
+        now: Timestamp,
+    ) -> Option<Parcel<C>> {
+        let (mut parcel, turn) = self.line.pop()?;
+        ledger.handed -= usize::from(parcel.handed);
+        match gate {
+            Gate::Bury => {
+                self.burying.insert(parcel.id);
+                return Some(parcel);
+            }
+            Gate::Probe => self.watch.probe = Some(parcel.id),
+            Gate::Shut { .. } | Gate::Open => {}
+        }
+        parcel.held = self.spans.held(parcel.due, now, turn, elsewhere);
+        self.in_flight += 1;
+        if let Some(bucket) = &mut self.bucket {
+            bucket.take(now);
+            self.spent_at = Some(now);
+        }
+        Some(parcel)
+    }
+
+    pub fn answered(
+        &mut self,
+        id: DeliveryId,
+        verdict: Option<&Verdict>,
+        ledger: &mut Ledger,
+        now: Timestamp,
+    ) -> Option<Step> {
+        self.settling += 1;
+        if self.burying.remove(&id) {
+            return None;
+        }
+        self.in_flight -= 1;
+        match verdict {
+            Some(verdict) if !self.settings.gone => self.learn(id, verdict, ledger, now),
+            Some(_) | None => {
+                self.watch.take_probe(id);
+                None
+            }
+        }
+    }
+
+    pub fn settled(&mut self, id: DeliveryId, due: Option<Timestamp>, ledger: &mut Ledger, now: Timestamp) {
+        self.settling -= 1;
+        let was_paused = self.watch.is_paused(&self.settings);
+        self.watch.settled(id);
+        if was_paused && !self.watch.is_paused(&self.settings) {
+            self.spans.pause.end(now);
+            self.come_back(now);
+        }
+        let Some(holding) = self.release(id, ledger) else { return };
+        if let Some(loading) = &mut self.stored.loading {
+            loading.settle(id, holding.cycle);
+        }
+        if holding.replayed || (holding.ended && due.is_some()) {
+            self.stored.expect(now);
+        }
+        if let Some(due) = due {
+            self.stored.expect(due);
+        }
+        let Some(chain) = self.line.chain_of(id, holding.order) else { return };
+        match due {
+            Some(_) => {
+                self.stored.returned(chain, id.message);
+                let leaving = self.line.put_off(chain, id.message, now);
+                if !leaving.is_empty() {
+                    self.spans.order.begin(now);
+                }
+                self.let_go(leaving, Wanted::InItsTurn, ledger, now);
+            }
+            None => {
+                self.line.end(chain, now);
+                if self.line.behind(chain) == 0 {
+                    self.spans.order.end(now);
+                    self.stored.unblock(now);
+                }
+            }
+        }
+    }
+
+    /// These leave memory and wait in the store.
+    pub fn let_go(&mut self, parcels: Vec<Parcel<C>>, wanted: Wanted, ledger: &mut Ledger, now: Timestamp) {
+        for parcel in parcels {
+            self.release(parcel.id, ledger);
+            if self.line.chain_of(parcel.id, parcel.order).is_some() {
+                self.stored.blocked = true;
+            }
+            if parcel.handed {
+                ledger.handed -= 1;
+                self.spill(parcel.id, parcel.order, ledger);
+            } else if wanted == Wanted::AtOnce {
+                self.stored.expect(now);
+            }
+        }
+    }
+
+    pub fn spill(&mut self, id: DeliveryId, order: Option<OrderKey>, ledger: &mut Ledger) {
+        self.stored.spilling.insert(id, order, self.line.ordering());
+        ledger.spills.push((id, order));
+    }
+
+    /// These were ended by someone else.
+    pub fn drop_ended(&mut self, parcels: Vec<Parcel<C>>, ledger: &mut Ledger) {
+        for parcel in parcels {
+            self.release(parcel.id, ledger);
+            ledger.handed -= usize::from(parcel.handed);
+        }
+    }
+
+    /// Of these, what is under way goes on.
+    pub fn note_ended_under_way(&mut self, which: Cancel) {
+        for (_, holding) in self.held.iter_mut().filter(|(id, _)| which.means(**id)) {
+            holding.ended = true;
+        }
+    }
+
+    /// Whether one more may be started, as far as slots decide it.
+    pub fn has_free_slot(&self, gate: Gate, unsettled_max: usize) -> bool {
+        let in_flight_max = match gate {
+            Gate::Shut { .. } => return false,
+            Gate::Bury => usize::MAX,
+            Gate::Probe if self.watch.probe.is_some() => return false,
+            Gate::Probe => self.settings.in_flight_max,
+            Gate::Open => self.watch.slots(&self.settings),
+        };
+        self.in_flight < in_flight_max && self.in_flight + self.burying.len() + self.settling < unsettled_max
+    }
+
+    /// Until when the rate holds the lane back, if it does.
+    pub fn rate_bound(&self, gate: Gate, now: Timestamp) -> Option<Timestamp> {
+        match gate {
+            Gate::Bury => None,
+            Gate::Shut { .. } | Gate::Probe | Gate::Open => self.bucket.and_then(|bucket| bucket.ready(now).err()),
+        }
+    }
+
+    /// When the lane can be forgotten; `None` as long as something would be lost with it.
+    pub fn forgettable_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let is_idle = self.held.is_empty()
+            && self.stored.is_empty()
+            && !self.queued
+            && !self.settings.parked
+            && self.watch.is_unremarkable();
+        let refilled = self.spent_at.filter(|_| self.bucket.is_some()).map(|at| at.plus(BUCKET_REFILL));
+        is_idle.then(|| refilled.unwrap_or(now).max(now))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Grain, Harness, fixtures::*};
 use crate::*;
 use bytes::Bytes;
-use postrider_engine::{EndpointKey, MessageKey};
+use postrider_engine::{EndpointKey, MessageKey, OrderKey, policy::Ordering};
 
 pub async fn what_was_accepted_comes_back_the_same<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
@@ -22,6 +22,8 @@ pub async fn what_was_accepted_comes_back_the_same<H: Harness>() {
             channels: vec!["project:1".to_owned(), "Ünïcode \"quoted\"".to_owned()],
             tags: vec!["a".to_owned(), String::new()],
             content_type: Some("text/plain; charset=utf-8".to_owned()),
+            ordering_key: (hour % 2 == 0).then(|| "customer \u{1f4ec}".to_owned()),
+            deliver_at: None,
             payload,
         };
         let message = NewMessage { content: content.clone(), ..stage.message(at(hour * HOUR)) };
@@ -36,13 +38,14 @@ pub async fn what_was_accepted_comes_back_the_same<H: Harness>() {
             Message { key, app: stage.app, accepted_at, content, payload_gone: false, owed: stage.endpoints.clone() };
         let found = stage.store().message(stage.app, By::Key(key)).await.unwrap().expect("it was accepted");
         assert_eq!(found, expected);
-        let loaded = stage.store().load(stage.endpoints[0], at(DAY), 100).await.unwrap();
+        let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(DAY), 100).await.unwrap();
         let letter = loaded.deliveries.into_iter().map(|delivery| delivery.letter).find(|letter| letter.message == key);
         let letter = letter.expect("it is owed");
         assert_eq!(letter.payload.as_ref(), Some(&expected.content.payload));
         assert_eq!(letter.content_type, expected.content.content_type);
         assert_eq!((&letter.event_type, letter.app), (&expected.content.event_type, stage.app));
         assert_eq!(letter.accepted_at, expected.accepted_at);
+        assert_eq!(letter.order, expected.content.ordering_key.as_deref().map(OrderKey::of));
     }
 }
 

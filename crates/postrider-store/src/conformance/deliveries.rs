@@ -4,9 +4,10 @@ use super::{Harness, fixtures::*};
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    EndpointKey, Timestamp,
-    policy::{DeathReason, Next, Progress},
+    DeliveryId, EndpointKey, OrderKey, Timestamp,
+    policy::{DeathReason, DisableReason, Next, Ordering, Progress},
 };
+use std::time::Duration;
 
 pub async fn a_first_try_that_arrives_leaves_nothing_waiting<H: Harness>() {
     let stage = Stage::<H>::set(2).await;
@@ -25,9 +26,9 @@ pub async fn a_retry_is_loaded_when_due_and_not_before<H: Harness>() {
     stage.settle(failed(stage.first(message), at(1), at(1_000))).await;
     assert_eq!(stage.state(stage.first(message)).await, DeliveryState::Sending { due: at(1_000) });
 
-    let early = stage.store().load(stage.endpoints[0], at(999), 10).await.unwrap();
+    let early = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(999), 10).await.unwrap();
     assert_eq!((early.deliveries.len(), early.more, early.next_due), (0, false, Some(at(1_000))));
-    let due = stage.store().load(stage.endpoints[0], at(1_000), 10).await.unwrap();
+    let due = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(1_000), 10).await.unwrap();
     assert_eq!((due.deliveries.len(), due.more, due.next_due), (1, false, None));
     assert_eq!(due.deliveries[0].id, stage.first(message));
 
@@ -55,11 +56,11 @@ pub async fn what_is_due_is_loaded_in_order_and_up_to_the_limit<H: Harness>() {
         (at(9_000), 5, &by_due[..5], true, None),
         (at(300), 0, &by_due[..0], true, Some(at(400))),
     ] {
-        let loaded = stage.store().load(stage.endpoints[0], now, limit).await.unwrap();
+        let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, now, limit).await.unwrap();
         let ids: Vec<_> = loaded.deliveries.iter().map(|delivery| delivery.id).collect();
         assert_eq!((&ids[..], loaded.more, loaded.next_due), (expected, more, next_due), "{limit} at {now:?}");
     }
-    let unknown = stage.store().load(EndpointKey::new(5), at(DAY), 10).await.unwrap();
+    let unknown = stage.store().load(EndpointKey::new(5), Ordering::Keyed, at(DAY), 10).await.unwrap();
     assert_eq!((unknown.deliveries.len(), unknown.more, unknown.next_due), (0, false, None));
 }
 
@@ -70,11 +71,11 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
     for millis in 0..12 {
         let content = Content { payload: payload.clone(), ..content(b"") };
         let key = accept(stage.store(), NewMessage { content, ..stage.message(START) }).await;
-        stage.store().spill(vec![stage.first(key)], at(millis)).await.unwrap();
+        stage.store().spill(unordered(vec![stage.first(key)]), at(millis)).await.unwrap();
     }
     let mut loaded = 0;
     loop {
-        let found = stage.store().load(stage.endpoints[0], at(DAY), 100).await.unwrap();
+        let found = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(DAY), 100).await.unwrap();
         assert!(!found.deliveries.is_empty(), "a load brings something");
         for delivery in found.deliveries {
             loaded += 1;
@@ -91,13 +92,19 @@ pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let content = Content { content_type: Some("text/plain".to_owned()), ..content(b"hello") };
     let message = accept(stage.store(), NewMessage { content, ..stage.message(START) }).await;
-    let progress = Progress { attempts: 3, first_attempt_at: Some(at(7)) };
+    let progress = Progress {
+        attempts: 3,
+        give_up_at: Some(at(7)),
+        last_delay: Some(Duration::from_millis(4_321)),
+        ambiguous: 2,
+        ambiguous_since: Some(at(5)),
+    };
     stage.settle(Settlement { cycle: 2, progress, ..failed(stage.first(message), at(90), at(100)) }).await;
 
-    let loaded = stage.store().load(stage.endpoints[0], at(100), 10).await.unwrap();
+    let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(100), 10).await.unwrap();
     let [delivery] = &loaded.deliveries[..] else { panic!("one delivery: {loaded:?}") };
     assert_eq!((delivery.id, delivery.cycle, delivery.progress), (stage.first(message), 2, progress));
-    assert_eq!(delivery.due, at(100));
+    assert_eq!((delivery.due, delivery.queued_at, delivery.order), (at(100), START, None));
     let expected = Letter {
         message,
         app: stage.app,
@@ -105,6 +112,8 @@ pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
         content_type: Some("text/plain".to_owned()),
         payload: Some(Bytes::from_static(b"hello")),
         accepted_at: START,
+        order: None,
+        sequences: Vec::new(),
     };
     assert_eq!(*delivery.letter, expected);
 }
@@ -168,7 +177,7 @@ pub async fn a_postponed_delivery_waits_and_is_charged_nothing<H: Harness>() {
     assert_eq!(stage.state(id).await, DeliveryState::Pending { due: Some(at(50)) });
     assert_eq!(attempts_of(stage.store(), id.message).await, []);
     stage.settle(stored(Settlement { next: Next::Postponed { due: at(90) }, ..postponed })).await;
-    let loaded = stage.store().load(stage.endpoints[0], at(90), 10).await.unwrap();
+    let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(90), 10).await.unwrap();
     assert_eq!((loaded.deliveries[0].due, loaded.deliveries[0].progress), (at(90), Progress::default()));
 }
 
@@ -176,9 +185,9 @@ pub async fn what_is_spilled_can_be_loaded<H: Harness>() {
     let stage = Stage::<H>::set(2).await;
     let messages = stage.accept_many(3, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
-    stage.store().spill(ids.clone(), at(10)).await.unwrap();
+    stage.store().spill(unordered(ids.clone()), at(10)).await.unwrap();
     assert_eq!(load(stage.store(), stage.endpoints[0], at(9)).await, []);
-    let loaded = stage.store().load(stage.endpoints[0], at(10), 10).await.unwrap();
+    let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(10), 10).await.unwrap();
     for (delivery, id) in loaded.deliveries.iter().zip(&ids) {
         assert_eq!((delivery.id, delivery.due, delivery.cycle), (*id, at(10), 0));
         assert_eq!(delivery.progress, Progress::default());
@@ -207,11 +216,12 @@ pub async fn an_endpoint_that_is_gone_is_disabled<H: Harness>() {
     let mut committed = stage.store().committed();
     let id = stage.first(stage.accept(START).await);
     while committed.try_recv().is_ok() {}
-    stage.settle(Settlement { disable_endpoint: true, ..refused(id, at(5)) }).await;
+    stage.settle(Settlement { disable: Some(DisableReason::Gone), ..refused(id, at(5)) }).await;
     let [gone, other] = stage.endpoints[..] else { unreachable!("two were asked for") };
     let endpoint = stage.store().endpoint_of_lane(gone).await.unwrap().expect("it is not deleted");
-    assert_eq!((endpoint.disabled, endpoint.version, endpoint.updated_at), (true, 2, at(5)));
-    assert!(!stage.store().endpoint_of_lane(other).await.unwrap().expect("it is there").disabled);
+    let disabled = Some(Disabled { why: DisableReason::Gone, at: at(5) });
+    assert_eq!((endpoint.disabled, endpoint.version, endpoint.updated_at), (disabled, 2, at(5)));
+    assert_eq!(stage.store().endpoint_of_lane(other).await.unwrap().expect("it is there").disabled, None);
     let news = committed.try_recv().expect("the change is announced");
     assert!(matches!(news[..], [Committed::Settings { app }] if app == stage.app), "{news:?}");
     let stale = stage.store().put_endpoint(endpoint, Expect::Version(1), None).await;
@@ -230,7 +240,7 @@ pub async fn a_failed_resend_leaves_the_schedule_as_it_was<H: Harness>() {
     let record = Some(record(at(11), Some(503)));
     let failure = stored(Settlement { attempt: record, next: Next::Nothing, ..delivered(by_hand, at(11)) });
     stage.settle(failure).await;
-    let loaded = stage.store().load(id.endpoint, at(1_000), 10).await.unwrap();
+    let loaded = stage.store().load(id.endpoint, Ordering::Keyed, at(1_000), 10).await.unwrap();
     let [waiting] = &loaded.deliveries[..] else { panic!("one waits: {loaded:?}") };
     assert_eq!((waiting.id, waiting.due, waiting.progress.attempts), (id, at(1_000), 1));
     let attempts = attempts_of(stage.store(), id.message).await;
@@ -246,6 +256,43 @@ pub async fn a_resend_that_arrives_ends_the_schedule<H: Harness>() {
     assert_eq!(all_waiting(stage.store()).await, []);
     assert_eq!(stage.state(id).await, DeliveryState::Delivered);
     assert_eq!(stats(stage.store(), id.endpoint).await, Stats { success: 1, ..Stats::default() });
+}
+
+/// One that waits for its retry, and one that has not been tried and is in its lane's memory only.
+pub async fn a_resend_that_arrives_tells_the_lane_what_it_ended<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let order = Some(OrderKey::of("k"));
+    let ids: Vec<_> = stage.accept_many(3, START).await.into_iter().map(|message| stage.first(message)).collect();
+    stage.settle(Settlement { order, ..failed(ids[0], at(1), at(DAY)) }).await;
+    stage.store().spill(vec![(ids[1], order)], at(2)).await.unwrap();
+    let mut committed = stage.store().committed();
+    for id in [ids[0], ids[2]] {
+        stage.store().resend(id.message, id.endpoint, at(3), None).await.unwrap();
+        while committed.try_recv().is_ok() {}
+        stage.settle(stored(delivered(manual(id.endpoint, id.message), at(4)))).await;
+        let news = committed.try_recv().expect("the lane is told");
+        assert!(
+            matches!(news[..], [Committed::Cancelled { endpoint, which: Cancelled::One(message) }]
+                if scheduled(endpoint, message) == id),
+            "{news:?}"
+        );
+    }
+    assert_eq!(ids_of_keyed(&stage).await, [ids[1]], "which was held back by the first");
+    let backlog = stage.store().backlog(ids[0].endpoint, None).await.unwrap();
+    assert_eq!(backlog.waiting, 1, "nothing else is on its way");
+    stage.settle(failed(ids[2], at(5), at(6))).await;
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 0 }, "a try that was on the wire");
+
+    stage.store().resend(ids[0].message, ids[0].endpoint, at(7), None).await.unwrap();
+    while committed.try_recv().is_ok() {}
+    stage.settle(stored(delivered(manual(ids[0].endpoint, ids[0].message), at(8)))).await;
+    assert!(committed.try_recv().is_err(), "there was nothing left to end");
+    let stage = stage.crash(at(9)).await;
+    assert_eq!(ids_of_keyed(&stage).await, [ids[1]]);
+}
+
+async fn ids_of_keyed<H: Harness>(stage: &Stage<H>) -> Vec<DeliveryId> {
+    ids(&load_in(stage.store(), stage.endpoints[0], Ordering::Keyed, at(HOUR)).await)
 }
 
 pub async fn a_resend_that_arrives_takes_the_dead_letter_away<H: Harness>() {
@@ -286,7 +333,7 @@ pub async fn a_resend_is_announced_and_asked_twice_waits_once<H: Harness>() {
 pub async fn what_arrived_stays_delivered_whatever_fails_later<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let postponed = |id, when| Settlement { attempt: None, next: Next::Postponed { due: at(99) }, ..refused(id, when) };
-    type Failure = fn(postrider_engine::DeliveryId, Timestamp) -> Settlement;
+    type Failure = fn(DeliveryId, Timestamp) -> Settlement;
     let failures: [(&str, Failure); 3] =
         [("retry", |id, when| failed(id, when, at(99))), ("dead", refused), ("postponed", postponed)];
     for (index, (name, failure)) in failures.into_iter().enumerate() {
@@ -310,7 +357,7 @@ pub async fn what_arrived_stays_delivered_whatever_fails_later<H: Harness>() {
 pub async fn every_delivery_is_counted_exactly_once<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids: Vec<_> = stage.accept_many(8, START).await.into_iter().map(|message| stage.first(message)).collect();
-    stage.store().spill(vec![ids[0], ids[1]], at(1)).await.unwrap();
+    stage.store().spill(unordered(vec![ids[0], ids[1]]), at(1)).await.unwrap();
     settle(
         stage.store(),
         vec![

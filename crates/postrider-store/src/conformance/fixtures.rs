@@ -4,8 +4,8 @@ use super::{Grain, Harness};
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    policy::{Class, DeathReason, Delay, Next, Progress, Rule},
+    AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
+    policy::{Class, DeathReason, Delay, Next, Ordering, Progress, Rule},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -92,6 +92,7 @@ pub fn application(key: AppKey, uid: Option<&str>) -> Application {
         uid: uid.map(str::to_owned),
         name: "Nörd & Söhne".to_owned(),
         rate_limit: Some(7),
+        rules: Some(r#"{"in_flight_max":3}"#.to_owned()),
         metadata: [("tier".to_owned(), "gold".to_owned())].into(),
         created_at: START,
         updated_at: START,
@@ -106,11 +107,12 @@ pub fn endpoint(key: EndpointKey, app: AppKey, uid: Option<&str>) -> Endpoint {
         uid: uid.map(str::to_owned),
         url: "https://example.com/hook?a=1".to_owned(),
         description: "a \"quoted\" description".to_owned(),
-        disabled: false,
+        disabled: None,
         event_types: None,
         channels: None,
         metadata: Metadata::new(),
         rate_limit: None,
+        rules: Some(r#"{"preset":"stripe"}"#.to_owned()),
         sealed: vec![0, 1, 2, 255],
         created_at: START,
         updated_at: START,
@@ -127,6 +129,7 @@ pub fn event_type(name: &str) -> EventType {
         feature_flags: None,
         group_name: None,
         schemas: None,
+        rules: Some(r#"{"jitter":"none"}"#.to_owned()),
         created_at: START,
         updated_at: START,
     }
@@ -145,7 +148,20 @@ pub async fn add_endpoint(store: &dyn Store, app: AppKey, uid: Option<&str>) -> 
 }
 
 pub fn message(app: AppKey, at: Timestamp) -> NewMessage {
-    NewMessage { app, at, content: content(b"{}"), payload_expires_at: None, owed: Vec::new(), idempotency: None }
+    NewMessage {
+        app,
+        at,
+        content: content(b"{}"),
+        payload_expires_at: None,
+        owed: Vec::new(),
+        fifo: Vec::new(),
+        idempotency: None,
+    }
+}
+
+/// The same, not to be sent before `deliver_at`.
+pub fn later(message: NewMessage, deliver_at: Option<Timestamp>) -> NewMessage {
+    NewMessage { content: Content { deliver_at, ..message.content }, ..message }
 }
 
 pub fn content(payload: &'static [u8]) -> Content {
@@ -155,6 +171,8 @@ pub fn content(payload: &'static [u8]) -> Content {
         channels: Vec::new(),
         tags: Vec::new(),
         content_type: None,
+        ordering_key: None,
+        deliver_at: None,
         payload: Bytes::from_static(payload),
     }
 }
@@ -192,12 +210,19 @@ pub fn delivered(id: DeliveryId, at: Timestamp) -> Settlement {
         id,
         handed: true,
         cycle: 0,
-        progress: Progress { attempts: 1, first_attempt_at: Some(at) },
+        progress: Progress { attempts: 1, give_up_at: Some(give_up_at(at)), ..Progress::default() },
         at,
         attempt: Some(record(at, Some(200))),
         next: Next::Delivered,
-        disable_endpoint: false,
+        order: None,
+        health: None,
+        disable: None,
     }
+}
+
+/// Of a delivery that is first tried then.
+pub fn give_up_at(first_attempt_at: Timestamp) -> Timestamp {
+    first_attempt_at.plus(Duration::from_hours(96))
 }
 
 /// It came by hand-off and failed at its first try.
@@ -237,6 +262,7 @@ pub fn record(started_at: Timestamp, status: Option<u16>) -> AttemptRecord {
         response: Bytes::from_static(b"\x00answer\xff"),
         class,
         rule,
+        held: None,
     }
 }
 
@@ -245,15 +271,27 @@ pub async fn settle(store: &dyn Store, settlements: Vec<Settlement>) {
 }
 
 pub async fn load(store: &dyn Store, endpoint: EndpointKey, now: Timestamp) -> Vec<DeliveryId> {
-    let loaded = store.load(endpoint, now, 1_000).await.expect("a lane is loaded");
+    ids(&load_in(store, endpoint, Ordering::Keyed, now).await)
+}
+
+pub async fn load_in(store: &dyn Store, endpoint: EndpointKey, ordering: Ordering, now: Timestamp) -> Loaded {
+    store.load(endpoint, ordering, now, 1_000).await.expect("a lane is loaded")
+}
+
+pub fn ids(loaded: &Loaded) -> Vec<DeliveryId> {
     loaded.deliveries.iter().map(|delivery| delivery.id).collect()
+}
+
+/// Deliveries that no order binds.
+pub fn unordered(deliveries: Vec<DeliveryId>) -> Vec<(DeliveryId, Option<OrderKey>)> {
+    deliveries.into_iter().map(|id| (id, None)).collect()
 }
 
 /// Everything that waits in any lane, whenever it is due, in order.
 pub async fn all_waiting(store: &dyn Store) -> Vec<DeliveryId> {
     let mut found = Vec::new();
     for lane in store.lanes().await.expect("lanes are found") {
-        found.extend(load(store, lane.endpoint, Timestamp::from_millis(i64::MAX)).await);
+        found.extend(ids(&load_in(store, lane.endpoint, Ordering::None, Timestamp::from_millis(i64::MAX)).await));
     }
     found.sort_unstable();
     found

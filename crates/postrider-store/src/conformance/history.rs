@@ -4,8 +4,10 @@ use super::{Grain, Harness, fixtures::*};
 use crate::*;
 use postrider_engine::{
     AppKey, AttemptKey, MessageKey, Timestamp,
-    policy::{DeathReason, Next, Progress},
+    lanes::{Held, HeldBy},
+    policy::{DeathReason, Next, Ordering, Progress},
 };
+use std::time::Duration;
 
 pub async fn messages_are_paged_both_ways<H: Harness>() {
     page_messages(Stage::<H>::set(1).await).await;
@@ -86,9 +88,10 @@ pub async fn messages_are_filtered<H: Harness>() {
 pub async fn attempts_come_back_as_they_were_settled<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let id = stage.first(stage.accept(START).await);
-    let progress = |attempts| Progress { attempts, first_attempt_at: Some(at(1)) };
+    let progress = |attempts| Progress { attempts, ..Progress::default() };
     let retry = Settlement { progress: progress(1), cycle: 4, ..failed(id, at(1), at(90)) };
-    let no_answer = AttemptRecord { response: "connection refused".into(), ..record(at(90), None) };
+    let held = Some(Held { by: HeldBy::Breaker, late: Duration::from_millis(1_234) });
+    let no_answer = AttemptRecord { response: "connection refused".into(), held, ..record(at(90), None) };
     let last = Settlement {
         progress: progress(2),
         cycle: 4,
@@ -205,7 +208,7 @@ pub async fn messages_of_an_endpoint_are_listed_with_their_states<H: Harness>() 
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let elsewhere = NewMessage { owed: vec![stage.endpoints[1]], ..stage.message(START) };
     accept(stage.store(), elsewhere).await;
-    stage.store().spill(vec![ids[1]], at(5)).await.unwrap();
+    stage.store().spill(unordered(vec![ids[1]]), at(5)).await.unwrap();
     settle(stage.store(), vec![failed(ids[2], at(1), at(7)), delivered(ids[3], at(1)), refused(ids[4], at(1))]).await;
     let dead = DeliveryState::Dead { at: at(1), reason: DeathReason::Permanent };
     let all = [
@@ -278,14 +281,14 @@ pub async fn statistics_look_at_the_time_of_acceptance<H: Harness>() {
 pub async fn an_expunged_payload_is_gone_for_good<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let message = stage.accept(START).await;
-    stage.store().spill(vec![stage.first(message)], at(1)).await.unwrap();
+    stage.store().spill(unordered(vec![stage.first(message)]), at(1)).await.unwrap();
     assert!(stage.store().expunge_message(stage.app, message).await.unwrap());
     assert!(!stage.store().expunge_message(stage.app, MessageKey::new(1)).await.unwrap());
     let stage = stage.crash(at(2)).await;
     let found = stage.store().message(stage.app, By::Key(message)).await.unwrap().expect("the record stays");
     assert!(found.payload_gone);
     assert_eq!((found.content.payload.len(), found.owed.len()), (0, 1));
-    let loaded = stage.store().load(stage.endpoints[0], at(9), 10).await.unwrap();
+    let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(9), 10).await.unwrap();
     assert_eq!(loaded.deliveries[0].letter.payload, None);
 }
 

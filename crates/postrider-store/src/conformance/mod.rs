@@ -5,10 +5,14 @@
 //! Beside the single behaviours, `sequences` runs random work against a store and a model of plain maps.
 
 pub mod accept;
+pub mod cancel;
+pub mod dead;
 pub mod deliveries;
 pub mod fixtures;
+pub mod health;
 pub mod history;
 pub mod model;
+pub mod order;
 pub mod reopening;
 pub mod sequences;
 pub mod settings;
@@ -75,6 +79,7 @@ macro_rules! conformance {
                 an_endpoint_that_is_gone_is_disabled
                 a_failed_resend_leaves_the_schedule_as_it_was
                 a_resend_that_arrives_ends_the_schedule
+                a_resend_that_arrives_tells_the_lane_what_it_ended
                 a_resend_that_arrives_takes_the_dead_letter_away
                 a_resend_is_announced_and_asked_twice_waits_once
                 what_arrived_stays_delivered_whatever_fails_later
@@ -108,13 +113,38 @@ macro_rules! conformance {
                 a_refused_put_is_not_remembered
                 an_answer_alone_is_remembered
                 a_change_of_settings_is_announced
+                why_an_endpoint_is_disabled_is_kept
                 lists_of_settings_are_paged_both_ways
                 archived_event_types_are_hidden_unless_asked_for
                 settings_outlive_a_restart_and_a_crash
                 what_waits_for_a_deleted_endpoint_becomes_dead_letters
                 burying_spares_what_was_delivered_or_already_dead
+                burying_spares_what_arrived_and_was_replayed
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
+            }
+            health {
+                how_an_endpoint_fares_is_kept_with_the_outcome
+                an_endpoint_that_recovers_is_not_kept
+                a_person_sets_the_health_back
+                enabling_an_endpoint_sets_its_health_back
+                a_deleted_endpoint_has_no_health
+            }
+            order {
+                each_key_is_a_run_from_its_first_message
+                a_fifo_lane_is_one_run
+                without_an_order_keys_are_not_looked_at
+                a_limit_cuts_runs_before_it_keeps_others_out
+                many_rows_behind_one_do_not_hide_others
+                a_heavy_run_is_loaded_in_parts_and_in_order
+                whatever_ends_the_first_the_next_one_follows
+                an_earlier_message_goes_before_those_that_wait
+                order_outlives_a_restart_and_a_crash
+                a_held_key_holds_only_its_own_lane
+                burying_leaves_no_row_of_a_key
+                what_is_to_be_delivered_later_waits_for_its_time
+                what_is_ordered_is_counted_without_gaps
+                a_disabled_endpoint_keeps_its_order
             }
             history {
                 messages_are_paged_both_ways
@@ -130,13 +160,54 @@ macro_rules! conformance {
                 an_expunged_response_is_gone_for_good
                 an_empty_page_is_empty
             }
+            dead {
+                a_dead_letter_tells_all_that_is_known
+                a_message_can_be_dead_at_two_endpoints
+                dead_letters_are_filtered
+                dead_letters_are_paged_both_ways
+                a_replay_begins_a_new_cycle
+                a_letter_replayed_twice_at_once_begins_one_cycle
+                a_repeated_replay_gets_the_first_answer
+                what_cannot_be_sent_is_not_replayed
+                what_arrived_after_all_is_no_dead_letter
+            }
+            cancel {
+                cancelling_a_message_ends_what_is_not_finished
+                cancelling_spares_what_was_not_meant
+                a_cancelled_delivery_is_brought_back_by_its_arrival_only
+                what_arrives_late_ends_the_cycle_that_was_begun_since
+                a_cancelled_delivery_can_be_replayed
+                cancelling_the_first_of_a_key_lets_the_next_one_go
+                a_backlog_is_what_would_be_delivered
+                what_has_waited_too_long_expires
+                a_long_lane_expires_in_parts
+                one_that_is_over_is_found_behind_many_that_are_not
+            }
             tasks {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only
                 a_recovery_goes_on_after_a_restart
+                a_replay_waits_while_many_are_due
+                a_replay_that_cannot_begin_has_not_moved
                 a_recovered_delivery_starts_a_new_cycle
                 a_second_recovery_finds_nothing_to_do
                 a_recovery_asked_for_twice_is_one
                 an_unknown_task_is_none
+                a_task_that_is_called_off_stops_where_it_is
+                tasks_are_listed_filtered_and_paged
+                a_replay_of_dead_letters_takes_what_matches
+                a_great_replay_of_dead_letters_takes_each_once
+                what_cannot_be_sent_is_not_replayed
+                a_bulk_replay_takes_what_matches_and_does_not_wait
+                a_bulk_replay_begins_the_cycle_after_the_last_one
+                a_replay_of_what_was_missed_takes_what_is_not_owed
+                a_cancel_ends_what_waits_and_what_is_on_its_way
+                a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile
+                a_cancel_spares_what_comes_after_it_was_asked_for
+                a_called_off_cancel_wakes_the_lane
+                resuming_keeps_what_was_chosen
+                resuming_forgets_how_the_endpoint_fared
+                a_purge_removes_all_contents_of_the_application
+                a_task_whose_endpoint_is_deleted_ends
             }
             tidy {
                 a_payload_expires_at_its_time
@@ -147,6 +218,16 @@ macro_rules! conformance {
                 what_is_forgotten_frees_its_names
                 what_is_on_its_way_is_not_forgotten
                 answers_are_forgotten_after_their_time
+                payloads_go_before_the_rest_if_asked
+                a_payload_that_is_needed_outlives_its_time
+                attempts_go_before_the_rest_if_asked
+                a_great_history_is_forgotten_in_parts
+                dead_letters_go_with_their_messages
+                a_dead_letter_keeps_its_message_to_the_end
+                dead_letters_leave_the_list_after_their_time
+                ended_tasks_are_forgotten
+                counters_that_nothing_uses_are_forgotten
+                many_messages_are_expunged_at_once
             }
         }
 

@@ -6,8 +6,8 @@
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    policy::{Class, DeathReason, Next, Progress},
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
+    policy::{Class, DeathReason, Health, Next, Ordering, Progress},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,13 +27,23 @@ pub struct Model {
     handed: BTreeSet<DeliveryId>,
     waiting: BTreeMap<DeliveryId, Wait>,
     dead: BTreeMap<(EndpointKey, MessageKey), Dead>,
+    /// Of endpoints that are not in perfect health.
+    healths: BTreeMap<EndpointKey, Health>,
+    /// How far each endpoint has counted, by key or, if it is FIFO, as a whole.
+    counters: BTreeMap<(EndpointKey, Option<OrderKey>), Counter>,
     tasks: BTreeMap<TaskKey, Task>,
+}
+
+struct Counter {
+    last: u64,
+    used_at: Timestamp,
 }
 
 struct Kept {
     message: Message,
     expires_at: Option<Timestamp>,
     idempotency: Option<Idempotency>,
+    sequences: Vec<(EndpointKey, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,12 +51,34 @@ pub struct Wait {
     pub due: Timestamp,
     pub cycle: u32,
     pub progress: Progress,
+    pub queued_at: Timestamp,
+    pub order: Option<OrderKey>,
+}
+
+/// What a load may bring.
+#[derive(Default)]
+pub struct Due {
+    /// Those who wait for nobody, in the order in which they fell due.
+    pub fronts: Vec<(DeliveryId, Wait)>,
+    /// Those who follow somebody, with whom, and when their turn came.
+    pub followers: Vec<(DeliveryId, Wait, DeliveryId, Timestamp)>,
+    pub next_due: Option<Timestamp>,
+    /// All who wait for an earlier one, due or not.
+    pub behind: usize,
 }
 
 struct Dead {
     at: Timestamp,
     reason: DeathReason,
     cycle: u32,
+    /// Its time among the dead letters is over; it is dead all the same.
+    retired: bool,
+}
+
+impl Dead {
+    fn new(at: Timestamp, reason: DeathReason, cycle: u32) -> Self {
+        Self { at, reason, cycle, retired: false }
+    }
 }
 
 /// What is to be answered to a message that is handed in.
@@ -84,31 +116,69 @@ impl Model {
     }
 
     pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
-        let NewMessage { app, at, content, payload_expires_at, owed, idempotency } = message;
-        self.handed.extend(owed.iter().map(|endpoint| scheduled(*endpoint, key)));
+        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency } = message;
+        let order = content.ordering_key.as_deref().map(OrderKey::of);
+        let deliver_at = content.deliver_at;
+        let mut sequences = Vec::new();
+        for endpoint in owed.iter().filter(|endpoint| order.is_some() || fifo.contains(endpoint)) {
+            let counter = order.filter(|_| !fifo.contains(endpoint));
+            let new = Counter { last: 0, used_at: at };
+            let Counter { last, used_at } = self.counters.entry((*endpoint, counter)).or_insert(new);
+            *used_at = at;
+            *last += 1;
+            sequences.push((*endpoint, *last));
+        }
+        let deliveries: Vec<_> = owed.iter().map(|endpoint| scheduled(*endpoint, key)).collect();
         let message = Message { key, app, accepted_at: at, content, payload_gone: false, owed };
-        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency });
+        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency, sequences });
+        match deliver_at.filter(|due| *due > at) {
+            Some(due) => deliveries.into_iter().for_each(|id| self.start_waiting(id, due, 0, due)),
+            None => self.handed.extend(deliveries),
+        }
     }
 
     pub fn spill(&mut self, deliveries: &[DeliveryId], due: Timestamp) {
         for id in deliveries {
-            self.handed.remove(id);
-            if !self.has_arrived(*id) {
-                self.start_waiting(*id, due, 0);
+            if self.handed.remove(id) && !self.has_arrived(*id) {
+                self.start_waiting(*id, due, 0, self.accepted_at(id.message));
             }
         }
     }
 
-    /// What is due in a lane, in order, and when the next will be.
-    pub fn due(&self, endpoint: EndpointKey, now: Timestamp) -> (Vec<(DeliveryId, Wait)>, Option<Timestamp>) {
-        let lane = || self.waiting.iter().filter(|(id, _)| id.endpoint == endpoint);
-        let mut due: Vec<_> = lane().filter(|(_, wait)| wait.due <= now).map(|(id, wait)| (*id, *wait)).collect();
-        due.sort_by_key(|(_, wait)| wait.due);
-        (due, lane().map(|(_, wait)| wait.due).filter(|due| *due > now).min())
+    pub fn due(&self, endpoint: EndpointKey, ordering: Ordering, now: Timestamp) -> Due {
+        let mut runs: BTreeMap<_, Vec<(DeliveryId, Wait)>> = BTreeMap::new();
+        for (id, wait) in self.waiting.iter().filter(|(id, _)| id.endpoint == endpoint) {
+            let run = match (ordering, id.trigger, wait.order) {
+                (Ordering::Keyed, Trigger::Scheduled, Some(order)) => (None, Some(order)),
+                (Ordering::Fifo, Trigger::Scheduled, _) => (None, None),
+                (Ordering::None | Ordering::Keyed, Trigger::Scheduled, _) | (_, Trigger::Manual, _) => {
+                    (Some(*id), None)
+                }
+            };
+            runs.entry(run).or_default().push((*id, *wait));
+        }
+        let mut found = Due::default();
+        for run in runs.into_values() {
+            found.behind += run.len() - 1;
+            let (first, wait) = run[0];
+            if wait.due > now {
+                found.next_due = found.next_due.into_iter().chain([wait.due]).min();
+                continue;
+            }
+            found.fronts.push((first, wait));
+            let (mut last, mut turn) = (first, wait.due);
+            for (id, wait) in run[1..].iter().take_while(|(_, wait)| wait.due <= now) {
+                turn = turn.max(wait.due);
+                found.followers.push((*id, *wait, last, turn));
+                last = *id;
+            }
+        }
+        found.fronts.sort_by_key(|(_, wait)| wait.due);
+        found
     }
 
     pub fn letter(&self, message: MessageKey) -> Option<Letter> {
-        let message = &self.messages.get(&message)?.message;
+        let Kept { message, sequences, .. } = self.messages.get(&message)?;
         Some(Letter {
             message: message.key,
             app: message.app,
@@ -116,6 +186,8 @@ impl Model {
             content_type: message.content.content_type.clone(),
             payload: (!message.payload_gone).then(|| message.content.payload.clone()),
             accepted_at: message.accepted_at,
+            order: message.content.ordering_key.as_deref().map(OrderKey::of),
+            sequences: sequences.clone(),
         })
     }
 
@@ -129,15 +201,20 @@ impl Model {
                 self.dead.remove(&(id.endpoint, id.message));
             }
             Next::Retry { due, .. } | Next::Postponed { due } => {
-                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.contains_key(&id) };
-                if is_owed {
-                    self.waiting.insert(id, Wait { due, cycle, progress });
+                if handed && self.handed.contains(&id) && !self.has_arrived(id) {
+                    self.start_waiting(id, due, cycle, self.accepted_at(id.message));
+                }
+                if let Some(wait) = self.waiting.get_mut(&id).filter(|wait| wait.cycle == cycle) {
+                    (wait.due, wait.progress) = (due, progress);
                 }
             }
             Next::Dead(reason) => {
-                let is_owed = if handed { !self.has_arrived(id) } else { self.waiting.remove(&id).is_some() };
-                if is_owed {
-                    self.dead.insert((id.endpoint, id.message), Dead { at, reason, cycle });
+                let ends = if handed { self.handed.contains(&id) } else { self.waits_in(id, cycle) };
+                if ends {
+                    self.waiting.remove(&id);
+                }
+                if ends && !self.has_arrived(id) {
+                    self.dead.insert((id.endpoint, id.message), Dead::new(at, reason, cycle));
                 }
             }
             Next::Nothing => {
@@ -147,14 +224,30 @@ impl Model {
         if handed {
             self.handed.remove(&id);
         }
+        if let Some(health) = settlement.health.filter(|_| self.endpoints.contains_key(&id.endpoint)) {
+            self.healths.insert(id.endpoint, health);
+            self.healths.retain(|_, health| *health != Health::default());
+        }
         if let Some(endpoint) = self.endpoints.get_mut(&id.endpoint)
-            && settlement.disable_endpoint
-            && !endpoint.disabled
+            && let Some(why) = settlement.disable
+            && endpoint.disabled.is_none()
         {
-            endpoint.disabled = true;
+            endpoint.disabled = Some(Disabled { why, at });
             endpoint.version += 1;
             endpoint.updated_at = at;
         }
+    }
+
+    fn waits_in(&self, id: DeliveryId, cycle: u32) -> bool {
+        self.waiting.get(&id).is_some_and(|wait| wait.cycle == cycle)
+    }
+
+    pub fn healths(&self) -> Vec<(EndpointKey, Health)> {
+        self.healths.iter().map(|(endpoint, health)| (*endpoint, *health)).collect()
+    }
+
+    pub fn reset_health(&mut self, endpoint: EndpointKey) {
+        self.healths.remove(&endpoint);
     }
 
     fn record_attempt(&mut self, settlement: &Settlement) {
@@ -187,9 +280,64 @@ impl Model {
 
     pub fn resend(&mut self, id: DeliveryId, at: Timestamp, remember: Option<Remember>) -> Result<(), PutError> {
         self.put(remember, at, |model| {
-            model.start_waiting(id, at, 0);
+            model.start_waiting(id, at, 0, model.accepted_at(id.message));
             Ok(())
         })
+    }
+
+    /// Whether it is handed over, and not ended.
+    pub fn is_handed(&self, id: DeliveryId) -> bool {
+        self.handed.contains(&id)
+    }
+
+    pub fn cancel(&mut self, message: MessageKey, endpoint: Option<EndpointKey>, at: Timestamp) -> u64 {
+        let Some(kept) = self.messages.get(&message) else { return 0 };
+        let owed: Vec<_> = kept.message.owed.iter().map(|endpoint| scheduled(*endpoint, message)).collect();
+        let mut cancelled = 0;
+        for id in owed.into_iter().filter(|id| endpoint.is_none_or(|endpoint| endpoint == id.endpoint)) {
+            let arrived = self.has_arrived(id);
+            let cycle = match self.waiting.remove(&id) {
+                Some(wait) => wait.cycle,
+                None if !arrived && self.handed.remove(&id) => 0,
+                None => continue,
+            };
+            cancelled += 1;
+            if !arrived {
+                self.dead.insert((id.endpoint, message), Dead::new(at, DeathReason::Cancelled, cycle));
+            }
+        }
+        cancelled
+    }
+
+    pub fn replay(&mut self, key: DeadKey, at: Timestamp, remember: Option<Remember>) -> Result<bool, PutError> {
+        let both = (key.endpoint, key.message);
+        let put = self.put(remember, at, |model| {
+            let can_be_sent = model.endpoints.contains_key(&key.endpoint)
+                && model.messages.get(&key.message).is_some_and(|kept| !kept.message.payload_gone);
+            let is_open = model.dead.get(&both).is_some_and(|dead| !dead.retired);
+            let dead = if can_be_sent && is_open { model.dead.remove(&both) } else { None };
+            let Some(dead) = dead else { return Err(PutError::Changed) };
+            model.start_waiting(scheduled(key.endpoint, key.message), at, dead.cycle + 1, at);
+            Ok(())
+        });
+        match put {
+            Ok(()) => Ok(true),
+            Err(PutError::Changed) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// By message, then by endpoint.
+    pub fn dead_letters(&self, app: AppKey) -> Vec<(DeadKey, DeathReason, u32)> {
+        let of_app = |message: &MessageKey| self.messages.get(message).is_some_and(|kept| kept.message.app == app);
+        let found = self.dead.iter().filter(|((_, message), dead)| of_app(message) && !dead.retired);
+        let mut found: Vec<_> = found
+            .map(|((endpoint, message), dead)| {
+                (DeadKey { message: *message, endpoint: *endpoint }, dead.reason, dead.cycle)
+            })
+            .collect();
+        found.sort_by_key(|(key, ..)| *key);
+        found
     }
 
     pub fn lanes(&self) -> Vec<LaneFound> {
@@ -205,13 +353,20 @@ impl Model {
     pub fn reopen(&mut self, now: Timestamp) {
         for id in std::mem::take(&mut self.handed) {
             if !self.has_arrived(id) {
-                self.start_waiting(id, now, 0);
+                self.start_waiting(id, now, 0, self.accepted_at(id.message));
             }
         }
     }
 
-    fn start_waiting(&mut self, id: DeliveryId, due: Timestamp, cycle: u32) {
-        self.waiting.entry(id).or_insert(Wait { due, cycle, progress: Progress::default() });
+    fn start_waiting(&mut self, id: DeliveryId, due: Timestamp, cycle: u32, queued_at: Timestamp) {
+        let key = self.messages.get(&id.message).and_then(|kept| kept.message.content.ordering_key.as_deref());
+        let order = key.map(OrderKey::of).filter(|_| id.trigger == Trigger::Scheduled);
+        let progress = Progress::default();
+        self.waiting.entry(id).or_insert(Wait { due, cycle, progress, queued_at, order });
+    }
+
+    fn accepted_at(&self, message: MessageKey) -> Timestamp {
+        self.messages[&message].message.accepted_at
     }
 
     fn has_arrived(&self, id: DeliveryId) -> bool {
@@ -258,7 +413,11 @@ impl Model {
             }
             let found = model.endpoints.get(&endpoint.key).map(|found| found.version);
             let version = next_version(found, expect)?;
-            model.endpoints.insert(endpoint.key, Endpoint { version, ..endpoint });
+            let key = endpoint.key;
+            let before = model.endpoints.insert(key, Endpoint { version, ..endpoint });
+            if before.is_some_and(|before| before.disabled.is_some()) && model.endpoints[&key].disabled.is_none() {
+                model.healths.remove(&key);
+            }
             Ok(())
         })
     }
@@ -311,6 +470,7 @@ impl Model {
         let found = self.endpoints.remove(&endpoint).is_some();
         if found {
             self.unburied.insert(endpoint);
+            self.healths.remove(&endpoint);
         }
         found
     }
@@ -318,10 +478,13 @@ impl Model {
     /// All of it at once; how much a store does in one step is its own affair.
     pub fn bury(&mut self, at: Timestamp) {
         let unburied = std::mem::take(&mut self.unburied);
+        self.counters.retain(|(endpoint, _), _| !unburied.contains(endpoint));
         let ends: Vec<_> = self.waiting.extract_if(.., |id, _| unburied.contains(&id.endpoint)).collect();
         for (id, wait) in ends.into_iter().filter(|(id, _)| id.trigger == Trigger::Scheduled) {
-            let dead = Dead { at, reason: DeathReason::EndpointGone, cycle: wait.cycle };
-            self.dead.insert((id.endpoint, id.message), dead);
+            if !self.has_arrived(id) {
+                let dead = Dead::new(at, DeathReason::EndpointGone, wait.cycle);
+                self.dead.insert((id.endpoint, id.message), dead);
+            }
         }
     }
 
@@ -439,6 +602,7 @@ impl Model {
                 DeliveryState::Delivered => stats.success += 1,
                 DeliveryState::Pending { .. } => stats.pending += 1,
                 DeliveryState::Sending { .. } => stats.sending += 1,
+                DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => stats.canceled += 1,
                 DeliveryState::Dead { .. } => stats.fail += 1,
             }
         }
@@ -446,7 +610,8 @@ impl Model {
     }
 
     pub fn counts(&self) -> Counts {
-        Counts { waiting: self.waiting.len() as u64, dead: self.dead.len() as u64 }
+        let dead = self.dead.values().filter(|dead| !dead.retired).count();
+        Counts { waiting: self.waiting.len() as u64, dead: dead as u64 }
     }
 
     pub fn expunge_message(&mut self, message: MessageKey) -> bool {
@@ -475,23 +640,35 @@ impl Model {
     /// All steps of a task at once.
     pub fn finish_task(&mut self, key: TaskKey, at: Timestamp) -> Option<Task> {
         let mut task = self.tasks.get(&key)?.clone();
+        let TaskKind::Recover { endpoint, since, until } = task.kind else { panic!("only recoveries are played") };
         if task.status == TaskStatus::Running {
-            let span = task.since..task.until;
+            let (lane, span) = (EndpointKey::new(endpoint), since..until);
+            let is_there = self.endpoints.contains_key(&lane);
+            let is_taken = |message: &Message| !message.payload_gone && span.contains(&message.accepted_at.as_millis());
             let taken: Vec<_> = self
                 .dead
-                .extract_if(.., |(endpoint, message), _| {
-                    *endpoint == task.endpoint && span.contains(&self.messages[message].message.accepted_at)
+                .extract_if(.., |(endpoint, message), dead| {
+                    is_there
+                        && *endpoint == lane
+                        && dead.reason != DeathReason::Cancelled
+                        && !dead.retired
+                        && is_taken(&self.messages[message].message)
                 })
                 .collect();
-            task.recovered = taken.len() as u64;
+            task.changed = taken.len() as u64;
             task.status = TaskStatus::Finished;
             task.updated_at = at;
             for ((endpoint, message), dead) in taken {
-                self.start_waiting(scheduled(endpoint, message), at, dead.cycle + 1);
+                self.start_waiting(scheduled(endpoint, message), at, dead.cycle + 1, at);
             }
             self.tasks.insert(key, task.clone());
         }
         Some(task)
+    }
+
+    /// The store decides when it forgets tasks that have ended.
+    pub fn forget_task(&mut self, key: TaskKey) {
+        self.tasks.remove(&key);
     }
 
     pub fn task(&self, key: TaskKey) -> Option<Task> {
@@ -509,6 +686,20 @@ impl Model {
         }
         let oldest = now.minus(retention.idempotency);
         self.answers.retain(|_, (at, ..)| *at >= oldest);
+        let oldest = now.minus(retention.dead_letters);
+        for dead in self.dead.values_mut() {
+            dead.retired |= dead.at < oldest;
+        }
+        let oldest = now.minus(retention.payloads.max(retention.attempts).max(retention.dead_letters));
+        if self.handed.iter().all(|id| self.accepted_at(id.message) >= oldest) {
+            let waiting = &self.waiting;
+            self.counters.retain(|(endpoint, order), counter| {
+                let counts = |(id, wait): (&DeliveryId, &Wait)| {
+                    id.endpoint == *endpoint && (order.is_none() || wait.order == *order)
+                };
+                counter.used_at >= oldest || waiting.iter().any(counts)
+            });
+        }
     }
 
     /// The messages of which something is on its way or waits.
@@ -577,6 +768,7 @@ fn kind(state: DeliveryState) -> StateKind {
         DeliveryState::Pending { .. } => StateKind::Pending,
         DeliveryState::Sending { .. } => StateKind::Sending,
         DeliveryState::Delivered => StateKind::Delivered,
+        DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
         DeliveryState::Dead { .. } => StateKind::Dead,
     }
 }

@@ -2,7 +2,10 @@
 
 use super::{Grain, Harness, fixtures::*};
 use crate::*;
-use postrider_engine::{MessageKey, Timestamp, policy::Next};
+use postrider_engine::{
+    MessageKey, Timestamp,
+    policy::{Next, Ordering},
+};
 use std::time::Duration;
 
 pub async fn a_crash_after_accept_loses_no_delivery<H: Harness>() {
@@ -50,7 +53,7 @@ pub async fn what_a_resend_delivered_does_not_come_back_after_a_crash<H: Harness
     let stage = Stage::<H>::set(1).await;
     let oldest = stage.first(stage.accept(START).await);
     let (handed, spilled) = (stage.first(stage.accept(START).await), stage.first(stage.accept(START).await));
-    stage.store().spill(vec![spilled], at(1)).await.unwrap();
+    stage.store().spill(unordered(vec![spilled]), at(1)).await.unwrap();
     for id in [handed, spilled] {
         stage.store().resend(id.message, id.endpoint, at(2), None).await.unwrap();
         stage.settle(stored(delivered(manual(id.endpoint, id.message), at(3)))).await;
@@ -81,7 +84,7 @@ pub async fn retries_keep_their_time_across_a_crash<H: Harness>() {
     stage.settle(failed(id, at(1), at(1_000))).await;
     stage.store().resend(id.message, id.endpoint, at(2_000), None).await.unwrap();
     let stage = stage.crash(at(10)).await;
-    let loaded = stage.store().load(id.endpoint, at(5_000), 10).await.unwrap();
+    let loaded = stage.store().load(id.endpoint, Ordering::Keyed, at(5_000), 10).await.unwrap();
     let found: Vec<_> = loaded.deliveries.iter().map(|found| (found.id, found.due, found.progress.attempts)).collect();
     assert_eq!(found, [(id, at(1_000), 1), (manual(id.endpoint, id.message), at(2_000), 0)]);
 }
@@ -122,7 +125,11 @@ pub async fn many_callers_at_once_lose_nothing<H: Harness>() {
     while let Ok(news) = committed.try_recv() {
         announced.extend(news.into_iter().filter_map(|committed| match committed {
             Committed::Message { letter, .. } => Some(letter.message),
-            Committed::Waiting { .. } | Committed::Settings { .. } => None,
+            Committed::Waiting { .. }
+            | Committed::Settings { .. }
+            | Committed::EventTypes
+            | Committed::Health { .. }
+            | Committed::Cancelled { .. } => None,
         }));
     }
     assert_eq!(announced, all_messages(stage.store(), stage.app).await, "all of them, in the order of commit");
@@ -193,11 +200,16 @@ pub async fn a_closed_store_says_so<H: Harness>() {
     assert!(matches!(accepted, Err(AcceptError::Store(StoreError::Closed))), "{accepted:?}");
     let settled = store.settle(std::sync::Arc::new(vec![delivered(id, at(1))])).await;
     assert!(matches!(settled, Err(StoreError::Closed)), "{settled:?}");
-    let loaded = store.load(stage.endpoints[0], START, 1).await;
+    let loaded = store.load(stage.endpoints[0], Ordering::Keyed, START, 1).await;
     assert!(matches!(loaded, Err(StoreError::Closed)), "{loaded:?}");
     let put = store.put_event_type(event_type("a.b"), Expect::Absent, None).await;
     assert!(matches!(put, Err(PutError::Store(StoreError::Closed))), "{put:?}");
-    let retention = Retention { history: Duration::MAX, idempotency: Duration::MAX };
+    let retention = Retention {
+        payloads: Duration::MAX,
+        attempts: Duration::MAX,
+        dead_letters: Duration::MAX,
+        idempotency: Duration::MAX,
+    };
     let tidied = store.tidy(Timestamp::from_millis(0), retention).await;
     assert!(matches!(tidied, Err(StoreError::Closed)), "{tidied:?}");
     let stage = stage.reopen(at(2)).await;

@@ -6,13 +6,13 @@
 use super::{
     Grain, Harness, fixtures,
     fixtures::{START, all_waiting, bury_all, finish_task, manual, tidy_up, whole},
-    model::{Model, Reception, on_page},
+    model::{Due, Model, Reception, Wait, on_page},
 };
 use crate::*;
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
-    policy::{DeathReason, Delay, Next, Progress},
+    AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
+    policy::{Breaker, DeathReason, Delay, DisableReason, Health, Next, Ordering, Progress},
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
@@ -48,27 +48,30 @@ enum Step {
     Pass {
         time: Duration,
     },
-    Accept {
-        app: u8,
-        owed: u8,
-        key: Option<Key>,
-        event_id: Option<u8>,
-        look: u8,
-        expires_in: Option<Duration>,
-    },
-    Settle(Vec<(u8, Fate)>),
+    Accept(Offer),
+    Settle(Vec<(u8, Fate, Option<u8>)>),
     Spill {
         share: u8,
     },
     Load {
         endpoint: u8,
+        ordering: Ordering,
         limit: usize,
     },
+    ResetHealth(u8),
     /// With `taken_up`, the dispatcher looks into the lane at once, as it does when it hears of it.
     Resend {
         delivery: u8,
         key: Option<Key>,
         taken_up: bool,
+    },
+    Cancel {
+        delivery: u8,
+        everywhere: bool,
+    },
+    Replay {
+        letter: u8,
+        key: Option<Key>,
     },
     PutApplication {
         which: Which,
@@ -131,6 +134,19 @@ enum Step {
     Crash,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    app: u8,
+    owed: u8,
+    key: Option<Key>,
+    event_id: Option<u8>,
+    look: u8,
+    expires_in: Option<Duration>,
+    ordering_key: Option<u8>,
+    fifo: u8,
+    deliver_in: Option<Duration>,
+}
+
 /// An idempotency key, out of so few that repetitions are common.
 type Key = (u8, u8, bool);
 
@@ -191,17 +207,24 @@ fn step() -> impl Strategy<Value = Step> {
         (prop::option::of((any::<u8>(), any::<bool>())), any::<bool>(), 0..6usize)
             .prop_map(|(cut, ascending, limit)| Paging { cut, ascending, limit })
     };
+    let what = (small(), any::<u8>(), maybe_key(), maybe(0..3), any::<u8>(), prop::option::weighted(0.2, span()));
+    let when = (prop::option::weighted(0.6, 0..2u8), any::<u8>(), prop::option::weighted(0.2, span()));
     let accept =
-        (small(), any::<u8>(), maybe_key(), maybe(0..3), any::<u8>(), prop::option::weighted(0.2, span())).prop_map(
-            |(app, owed, key, event_id, look, expires_in)| Step::Accept { app, owed, key, event_id, look, expires_in },
-        );
+        (what, when).prop_map(|((app, owed, key, event_id, look, expires_in), (ordering_key, fifo, deliver_in))| {
+            Step::Accept(Offer { app, owed, key, event_id, look, expires_in, ordering_key, fifo, deliver_in })
+        });
+    let ordering = || prop_oneof![Just(Ordering::None), Just(Ordering::Keyed), Just(Ordering::Fifo)];
     let deliveries = prop_oneof![
         12 => accept,
-        10 => prop::collection::vec((any::<u8>(), fate()), 1..4).prop_map(Step::Settle),
+        10 => prop::collection::vec((any::<u8>(), fate(), maybe(0..4)), 1..4).prop_map(Step::Settle),
         3 => any::<u8>().prop_map(|share| Step::Spill { share }),
-        8 => (small(), 0..5usize).prop_map(|(endpoint, limit)| Step::Load { endpoint, limit }),
+        8 => (small(), ordering(), 0..5usize)
+            .prop_map(|(endpoint, ordering, limit)| Step::Load { endpoint, ordering, limit }),
+        1 => small().prop_map(Step::ResetHealth),
         5 => (any::<u8>(), maybe_key(), any::<bool>())
             .prop_map(|(delivery, key, taken_up)| Step::Resend { delivery, key, taken_up }),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(delivery, everywhere)| Step::Cancel { delivery, everywhere }),
+        3 => (any::<u8>(), maybe_key()).prop_map(|(letter, key)| Step::Replay { letter, key }),
         6 => span().prop_map(|time| Step::Pass { time }),
     ];
     let settings = prop_oneof![
@@ -221,7 +244,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<u8>().prop_map(Step::ExpungeMessage),
         1 => any::<u8>().prop_map(Step::ExpungeAttempt),
         2 => (small(), filter(), paging()).prop_map(|(app, filter, paging)| Step::ListMessages { app, filter, paging }),
-        2 => (small(), filter(), 0..16u8, paging())
+        2 => (small(), filter(), 0..32u8, paging())
             .prop_map(|(endpoint, filter, states, paging)| Step::ListOwed { endpoint, filter, states, paging }),
         2 => (any::<u8>(), any::<bool>(), filter(), 0..8u8, paging()).prop_map(|(of, by_message, filter, outcome, paging)| {
             Step::ListAttempts { of, by_message, filter, outcome, paging }
@@ -259,6 +282,7 @@ struct InHand {
     handed: bool,
     cycle: u32,
     progress: Progress,
+    order: Option<OrderKey>,
 }
 
 impl<H: Harness> Play<H> {
@@ -289,17 +313,28 @@ impl<H: Harness> Play<H> {
 
     async fn take(mut self, step: Step) -> Self {
         match step {
-            Step::Pass { time } => self.now = self.now.plus(time),
-            Step::Accept { app, owed, key, event_id, look, expires_in } => {
-                self.accept(app, owed, key, event_id, look, expires_in).await;
+            Step::Pass { time } => {
+                self.now = self.now.plus(time);
+                // No try takes so long that a store would have to remember for ever what was cancelled meanwhile.
+                let model = &self.model;
+                self.in_hand.retain(|held| !held.handed || model.is_handed(held.id));
             }
+            Step::Accept(offer) => self.accept(offer).await,
             Step::Settle(fates) => self.settle(fates).await,
             Step::Spill { share } => self.spill(share).await,
-            Step::Load { endpoint, limit } => {
+            Step::Load { endpoint, ordering, limit } => {
                 if let Some(endpoint) = pick(&self.endpoints, endpoint).map(|endpoint| endpoint.key) {
-                    self.load(endpoint, limit).await;
+                    self.load(endpoint, ordering, limit).await;
                 }
             }
+            Step::ResetHealth(endpoint) => {
+                if let Some(endpoint) = pick(&self.endpoints, endpoint).map(|endpoint| endpoint.key) {
+                    self.store().reset_health(endpoint).await.unwrap();
+                    self.model.reset_health(endpoint);
+                }
+            }
+            Step::Cancel { delivery, everywhere } => self.cancel(delivery, everywhere).await,
+            Step::Replay { letter, key } => self.replay(letter, key).await,
             Step::Resend { delivery, key, taken_up } => self.resend(delivery, key, taken_up).await,
             Step::PutApplication { which, uid, key } => self.put_application(which, uid, key).await,
             Step::DeleteApplication(app) => self.delete_application(app).await,
@@ -359,23 +394,22 @@ impl<H: Harness> Play<H> {
 
     // The way of a message.
 
-    async fn accept(
-        &mut self,
-        app: u8,
-        owed: u8,
-        key: Option<Key>,
-        event_id: Option<u8>,
-        look: u8,
-        expires_in: Option<Duration>,
-    ) {
+    async fn accept(&mut self, offer: Offer) {
+        let Offer { app, owed, key, event_id, look, expires_in, ordering_key, fifo, deliver_in } = offer;
         let Some(app) = self.live_app(app) else { return };
-        let endpoints = self.model.endpoints_of(app).into_iter().enumerate();
+        let endpoints = self.model.endpoints_of(app);
+        let chosen = |bits: u8| {
+            let chosen = endpoints.iter().enumerate().filter(move |(bit, _)| bits >> (bit % 8) & 1 == 1);
+            chosen.map(|(_, endpoint)| endpoint.key).collect()
+        };
         let content = Content {
             event_type: format!("type.{}", look % 3),
             event_id: event_id.map(|id| format!("event {id}")),
             channels: (0..2).filter(|bit| look & (4 << bit) != 0).map(|bit| format!("channel {bit}")).collect(),
             tags: (0..2).filter(|bit| look & (16 << bit) != 0).map(|bit| format!("tag {bit}")).collect(),
             content_type: (look & 64 != 0).then(|| "text/plain".to_owned()),
+            ordering_key: ordering_key.map(|key| format!("key {key}")),
+            deliver_at: deliver_in.map(|span| self.now.plus(span)),
             payload: Bytes::from(vec![look; usize::from(look)]),
         };
         let message = NewMessage {
@@ -383,7 +417,8 @@ impl<H: Harness> Play<H> {
             at: self.now,
             content,
             payload_expires_at: expires_in.map(|span| self.now.plus(span)),
-            owed: endpoints.filter(|(bit, _)| owed >> (bit % 8) & 1 == 1).map(|(_, endpoint)| endpoint.key).collect(),
+            owed: chosen(owed),
+            fifo: chosen(fifo),
             idempotency: key.map(idempotency),
         };
         self.hear();
@@ -394,8 +429,12 @@ impl<H: Harness> Play<H> {
                 assert!(newest < Some(&key), "keys grow: {key:?} after {newest:?}");
                 self.messages.push(key);
                 let owed = message.owed.clone();
+                let later = message.content.deliver_at.filter(|due| *due > self.now);
                 self.model.accept(key, message);
-                self.hear_of_message(key, owed);
+                match later {
+                    None => self.hear_of_message(key, owed),
+                    Some(due) => self.hear_of_waiting(owed, due),
+                }
             }
             (Reception::Before(known), Ok(Accepted::Before(found))) => assert_eq!(found, known),
             (Reception::Refused(expected), Err(refusal)) => same(&refusal, &expected),
@@ -422,18 +461,29 @@ impl<H: Harness> Play<H> {
         assert_eq!(*owed, expected);
         for endpoint in expected {
             let id = fixtures::scheduled(endpoint, key);
-            self.in_hand.push(InHand { id, handed: true, cycle: 0, progress: Progress::default() });
+            let order = letter.order;
+            self.in_hand.push(InHand { id, handed: true, cycle: 0, progress: Progress::default(), order });
         }
     }
 
-    async fn settle(&mut self, fates: Vec<(u8, Fate)>) {
+    fn hear_of_waiting(&mut self, expected: Vec<EndpointKey>, expected_due: Timestamp) {
+        let news: Vec<_> = std::iter::from_fn(|| self.committed.try_recv().ok()).flatten().collect();
+        let lanes = news.iter().map(|committed| match committed {
+            Committed::Waiting { endpoint, due } if *due == expected_due => *endpoint,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(lanes.collect::<Vec<_>>(), expected);
+    }
+
+    async fn settle(&mut self, fates: Vec<(u8, Fate, Option<u8>)>) {
         let mut settlements = Vec::new();
-        for (which, fate) in fates {
+        for (which, fate, health) in fates {
             if self.in_hand.is_empty() {
                 break;
             }
             let held = self.in_hand.remove(usize::from(which) % self.in_hand.len());
-            settlements.push(self.settlement(held, fate));
+            let health = health.map(|health| self.health(health));
+            settlements.push(Settlement { health, ..self.settlement(held, fate) });
         }
         self.store().settle(Arc::new(settlements.clone())).await.expect("settlements are written");
         for settlement in &settlements {
@@ -444,9 +494,18 @@ impl<H: Harness> Play<H> {
         self.learn_keys(messages).await;
     }
 
+    fn health(&self, number: u8) -> Health {
+        let breaker = match number {
+            0 => return Health::default(),
+            1 => Breaker::Closed { failures: 3 },
+            2.. => Breaker::Open { until: self.now, trips: number.into() },
+        };
+        Health { breaker, failing_since: Some(self.now), permanent_streak: 7, warned: number == 3 }
+    }
+
     fn settlement(&self, held: InHand, fate: Fate) -> Settlement {
         let now = self.now;
-        let InHand { id, handed, cycle, progress } = held;
+        let InHand { id, handed, cycle, progress, order } = held;
         let delay = Delay { backoff: Duration::from_secs(3), jitter: Duration::ZERO, retry_after: None, capped: false };
         let (status, next) = match (fate, id.trigger) {
             (Fate::Arrives, _) => (Some(200), Next::Delivered),
@@ -457,8 +516,13 @@ impl<H: Harness> Play<H> {
             (Fate::IsGone, Trigger::Scheduled) => (Some(410), Next::Dead(DeathReason::Permanent)),
         };
         let postponed = matches!(fate, Fate::Postponed { .. });
-        let once_more =
-            Progress { attempts: progress.attempts + 1, first_attempt_at: progress.first_attempt_at.or(Some(now)) };
+        let once_more = Progress {
+            attempts: progress.attempts + 1,
+            give_up_at: progress.give_up_at.or(Some(fixtures::give_up_at(now))),
+            last_delay: Some(delay.backoff),
+            ambiguous: progress.ambiguous + 1,
+            ambiguous_since: progress.ambiguous_since.or(Some(now)),
+        };
         Settlement {
             id,
             handed,
@@ -467,7 +531,9 @@ impl<H: Harness> Play<H> {
             at: now,
             attempt: (!postponed).then(|| fixtures::record(now, status)),
             next,
-            disable_endpoint: matches!((fate, id.trigger), (Fate::IsGone, Trigger::Scheduled)),
+            order,
+            health: None,
+            disable: matches!((fate, id.trigger), (Fate::IsGone, Trigger::Scheduled)).then_some(DisableReason::Gone),
         }
     }
 
@@ -489,36 +555,57 @@ impl<H: Harness> Play<H> {
     }
 
     async fn spill(&mut self, share: u8) {
-        let handed: Vec<_> = self.in_hand.iter().filter(|held| held.handed).map(|held| held.id).collect();
-        let spilled: Vec<_> = handed.into_iter().take(usize::from(share % 8)).collect();
-        self.store().spill(spilled.clone(), self.now).await.unwrap();
+        let handed = self.in_hand.iter().filter(|held| held.handed).take(usize::from(share % 8));
+        let (spilled, orders): (Vec<_>, Vec<_>) = handed.map(|held| (held.id, held.order)).unzip();
+        let with_orders = spilled.iter().copied().zip(orders).collect();
+        self.store().spill(with_orders, self.now).await.unwrap();
         self.model.spill(&spilled, self.now);
         self.in_hand.retain(|held| !spilled.contains(&held.id));
     }
 
-    async fn load(&mut self, endpoint: EndpointKey, limit: usize) {
-        for waiting in self.compare_load(endpoint, self.now, limit).await {
+    async fn load(&mut self, endpoint: EndpointKey, ordering: Ordering, limit: usize) {
+        for waiting in self.compare_load(endpoint, ordering, self.now, limit).await {
             if !self.in_hand.iter().any(|held| held.id == waiting.id) {
-                let Waiting { id, cycle, progress, .. } = waiting;
-                self.in_hand.push(InHand { id, handed: false, cycle, progress });
+                let Waiting { id, cycle, progress, order, .. } = waiting;
+                self.in_hand.push(InHand { id, handed: false, cycle, progress, order });
             }
         }
     }
 
-    /// Which of several that are due at the same time come first is left to the store.
-    async fn compare_load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Vec<Waiting> {
-        let loaded = self.store().load(endpoint, now, limit).await.unwrap();
-        let (due, next_due) = self.model.due(endpoint, now);
-        assert_eq!((loaded.more, loaded.next_due), (due.len() > limit, next_due));
-        assert_eq!(loaded.deliveries.len(), due.len().min(limit));
-        for (found, (_, earliest)) in loaded.deliveries.iter().zip(&due) {
-            let (_, wait) = due.iter().find(|(id, _)| *id == found.id).expect("it is due");
-            assert_eq!((found.due, found.cycle, found.progress), (wait.due, wait.cycle, wait.progress));
-            assert_eq!(found.due, earliest.due, "in the order in which they fell due");
+    /// Which of several that are due at the same time come first is left to the store, and with which runs it fills up
+    /// what room is left.
+    async fn compare_load(
+        &self,
+        endpoint: EndpointKey,
+        ordering: Ordering,
+        now: Timestamp,
+        limit: usize,
+    ) -> Vec<Waiting> {
+        let loaded = self.store().load(endpoint, ordering, now, limit).await.unwrap();
+        let Due { fronts, followers, next_due, behind } = self.model.due(endpoint, ordering, now);
+        let all = fronts.len() + followers.len();
+        assert_eq!((loaded.more, loaded.next_due), (all > limit, next_due), "{ordering:?}");
+        assert_eq!(loaded.deliveries.len(), all.min(limit), "{ordering:?}");
+
+        let (mut seen, mut turns, mut front_dues) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for found in &loaded.deliveries {
+            let front = fronts.iter().find(|(id, _)| *id == found.id).map(|(_, wait)| (wait, wait.due));
+            front_dues.extend(front.map(|(wait, _)| wait.due));
+            let follower = followers.iter().find(|(id, ..)| *id == found.id).map(|(_, wait, before, turn)| {
+                assert!(seen.contains(before), "{before:?} comes before {:?}", found.id);
+                (wait, *turn)
+            });
+            let (wait, turn) = front.or(follower).expect("it is due, and so is all before it");
+            turns.push(turn);
+            let Waiting { due, cycle, progress, queued_at, order, .. } = *found;
+            assert_eq!(Wait { due, cycle, progress, queued_at, order }, *wait);
             assert_eq!(Some(found.letter.as_ref()), self.model.letter(found.id.message).as_ref());
+            assert!(seen.insert(found.id), "each once");
         }
-        let ids: BTreeSet<_> = loaded.deliveries.iter().map(|found| found.id).collect();
-        assert_eq!(ids.len(), loaded.deliveries.len(), "each once");
+        assert!(turns.is_sorted(), "in the order in which they fell due: {turns:?}");
+        let earliest: Vec<_> = fronts.iter().map(|(_, wait)| wait.due).take(limit).collect();
+        assert_eq!(front_dues, earliest, "nobody is kept out by those who have to wait for another");
+        assert_eq!(loaded.blocked, behind > loaded.deliveries.len() - front_dues.len(), "{ordering:?}");
         loaded.deliveries
     }
 
@@ -534,8 +621,33 @@ impl<H: Harness> Play<H> {
         let answer = self.store().resend(id.message, id.endpoint, self.now, remember.clone()).await;
         same(&answer, &self.model.resend(id, self.now, remember));
         if taken_up {
-            self.load(id.endpoint, 100).await;
+            self.load(id.endpoint, Ordering::Keyed, 100).await;
         }
+    }
+
+    async fn cancel(&mut self, delivery: u8, everywhere: bool) {
+        let owed: Vec<_> = self
+            .model
+            .every_message()
+            .flat_map(|message| message.owed.iter().map(|endpoint| (message.app, message.key, *endpoint)))
+            .collect();
+        let Some((app, message, endpoint)) = pick(&owed, delivery).copied() else { return };
+        let endpoint = (!everywhere).then_some(endpoint);
+        // What is in hand stays there: a try that is on the wire cannot be called back.
+        let cancelled = self.store().cancel_message(app, message, endpoint, self.now).await.unwrap();
+        assert_eq!(cancelled, self.model.cancel(message, endpoint, self.now));
+    }
+
+    async fn replay(&mut self, letter: u8, key: Option<Key>) {
+        let letters: Vec<_> = self
+            .apps
+            .iter()
+            .flat_map(|app| self.model.dead_letters(app.key).into_iter().map(|(letter, ..)| (app.key, letter)))
+            .collect();
+        let Some((app, letter)) = pick(&letters, letter).copied() else { return };
+        let remember = remembered(key);
+        let answer = self.store().replay(app, letter, self.now, remember.clone()).await;
+        same(&answer, &self.model.replay(letter, self.now, remember));
     }
 
     // Settings.
@@ -633,9 +745,10 @@ impl<H: Harness> Play<H> {
         let Some((app, key)) = pick(&self.endpoints, endpoint).map(|endpoint| (endpoint.app, endpoint.key)) else {
             return;
         };
-        let kinds = [StateKind::Pending, StateKind::Sending, StateKind::Delivered, StateKind::Dead].into_iter();
+        let kinds =
+            [StateKind::Pending, StateKind::Sending, StateKind::Delivered, StateKind::Dead, StateKind::Cancelled];
         let states: Vec<_> =
-            kinds.enumerate().filter(|(bit, _)| states >> bit & 1 == 1).map(|(_, kind)| kind).collect();
+            kinds.into_iter().enumerate().filter(|(bit, _)| states >> bit & 1 == 1).map(|(_, kind)| kind).collect();
         let (filter, page) = (self.filter(filter), paging.page(&self.messages));
         let list = self.store().messages_of_endpoint(app, key, filter.clone(), states.clone(), page.clone());
         let expected = self.model.messages_of_endpoint(app, key, &filter, &states, &page);
@@ -699,14 +812,21 @@ impl<H: Harness> Play<H> {
     // Work in the background.
 
     async fn start_task(&mut self, endpoint: u8, since: u8, until: u8, key: Option<Key>) {
-        let Some(endpoint) = pick(&self.endpoints, endpoint).map(|endpoint| endpoint.key) else { return };
+        let found = pick(&self.endpoints, endpoint).map(|endpoint| (endpoint.app, endpoint.key));
+        let Some((app, endpoint)) = found else { return };
         let task = Task {
             key: TaskKey(self.store().mint(self.now)),
-            endpoint,
-            since: self.moment(since),
-            until: self.moment(until),
-            recovered: 0,
+            app,
+            kind: TaskKind::Recover {
+                endpoint: endpoint.raw(),
+                since: self.moment(since).as_millis(),
+                until: self.moment(until).as_millis(),
+            },
+            total: None,
+            done: 0,
+            changed: 0,
             status: TaskStatus::Running,
+            created_at: self.now,
             updated_at: self.now,
         };
         let remember = remembered(key);
@@ -720,14 +840,16 @@ impl<H: Harness> Play<H> {
         assert_eq!(unfinished, self.model.unfinished_tasks());
         for key in unfinished {
             let done = finish_task(self.store(), key, self.now).await;
-            assert_eq!(Some(done), self.model.finish_task(key, self.now));
+            let expected = self.model.finish_task(key, self.now).expect("it was started");
+            assert_eq!((done.status, done.changed), (expected.status, expected.changed));
         }
     }
 
     /// How much of what is old enough is forgotten is up to the store; that it goes with all that belongs to it, and not
     /// while something of it is still to be delivered, is not.
     async fn tidy(&mut self, history: Duration) {
-        let retention = Retention { history, idempotency: history / 2 };
+        let retention =
+            Retention { payloads: history, attempts: history, dead_letters: history, idempotency: history / 2 };
         tidy_up(self.store(), self.now, retention).await;
         self.model.tidy(self.now, retention);
         let mut left = BTreeSet::new();
@@ -745,6 +867,13 @@ impl<H: Harness> Play<H> {
         let owed = self.model.undelivered();
         assert!(gone.is_disjoint(&owed), "{gone:?} went, {owed:?} was still owed");
         self.model.forget(&gone);
+        for task in &self.tasks {
+            if self.store().task(*task).await.unwrap().is_none() {
+                let ended = self.model.task(*task).is_none_or(|task| task.status != TaskStatus::Running);
+                assert!(ended, "{task:?} went before it had ended");
+                self.model.forget_task(*task);
+            }
+        }
         self.in_hand.retain(|held| !gone.contains(&held.id.message));
     }
 
@@ -764,6 +893,15 @@ impl<H: Harness> Play<H> {
         for app in &self.apps {
             let key = app.key;
             assert_eq!(store.endpoints(key, whole()).await.unwrap(), self.model.endpoints_of(key));
+            let letters = store.dead_letters(key, DeadFilter::default(), whole()).await.unwrap();
+            let letters: Vec<_> = letters
+                .iter()
+                .map(|letter| {
+                    let key = DeadKey { message: letter.message.key, endpoint: letter.endpoint };
+                    (key, letter.reason, letter.cycle)
+                })
+                .collect();
+            assert_eq!(letters, self.model.dead_letters(key));
             let messages = store.messages(key, all.clone(), whole()).await.unwrap();
             assert_eq!(messages, self.model.messages(key, &all, &whole()));
             for event_id in (0..3).map(|id| format!("event {id}")) {
@@ -782,13 +920,15 @@ impl<H: Harness> Play<H> {
             assert_eq!(store.endpoint_of_lane(key).await.unwrap(), self.model.endpoint(key));
             let owed = store.messages_of_endpoint(app, key, all.clone(), vec![], whole()).await.unwrap();
             assert_eq!(owed, self.model.messages_of_endpoint(app, key, &all, &[], &whole()));
-            self.compare_load(key, forever, 1_000).await;
+            for ordering in [Ordering::None, Ordering::Keyed, Ordering::Fifo] {
+                self.compare_load(key, ordering, forever, 1_000).await;
+            }
             let (middle, end) = (self.moment(4), self.moment(7).plus(Duration::from_secs(1)));
             assert_eq!(store.stats(key, START, middle).await.unwrap(), self.model.stats(key, START, middle));
             let stats = store.stats(key, START, end).await.unwrap();
             assert_eq!(stats, self.model.stats(key, START, end));
             // Nothing is lost and nothing is in two places.
-            let counted = stats.success + stats.pending + stats.sending + stats.fail;
+            let counted = stats.success + stats.pending + stats.sending + stats.fail + stats.canceled;
             assert_eq!(counted, owed.len() as u64);
             let on_its_way = owed.iter().filter(|(_, state)| *state == DeliveryState::Pending { due: None }).count();
             let handed = self.in_hand.iter().filter(|held| held.handed && held.id.endpoint == key).count();
@@ -801,8 +941,10 @@ impl<H: Harness> Play<H> {
         assert_eq!(all_waiting(store).await.len() as u64, self.model.counts().waiting);
         assert_eq!(store.unfinished_tasks().await.unwrap(), self.model.unfinished_tasks());
         for task in &self.tasks {
-            assert_eq!(store.task(*task).await.unwrap(), self.model.task(*task));
+            let (found, expected) = (store.task(*task).await.unwrap(), self.model.task(*task));
+            assert_eq!(found.map(|task| task.status), expected.map(|task| task.status));
         }
+        assert_eq!(store.healths().await.unwrap(), self.model.healths());
     }
 
     fn live_app(&self, number: u8) -> Option<AppKey> {

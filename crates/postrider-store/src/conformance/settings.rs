@@ -2,7 +2,10 @@
 
 use super::{Harness, fixtures::*};
 use crate::*;
-use postrider_engine::{AppKey, EndpointKey, policy::DeathReason};
+use postrider_engine::{
+    AppKey, EndpointKey,
+    policy::{DeathReason, DisableReason},
+};
 
 pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
@@ -17,6 +20,7 @@ pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
         uid: None,
         name: String::new(),
         rate_limit: None,
+        rules: None,
         metadata: Metadata::new(),
         updated_at: at(5),
         ..application
@@ -39,11 +43,12 @@ pub async fn an_endpoint_comes_back_as_it_was_put<H: Harness>() {
         uid: Some("hook-1".to_owned()),
         url: "https://other.example/".to_owned(),
         description: String::new(),
-        disabled: true,
+        disabled: Some(Disabled { why: DisableReason::Quarantined, at: at(3) }),
         event_types: Some(vec!["a.b".to_owned(), "c,\"d".to_owned()]),
         channels: Some(vec![]),
         metadata: [("k".to_owned(), "v".to_owned()), ("".to_owned(), "'".to_owned())].into(),
         rate_limit: Some(u32::MAX),
+        rules: None,
         sealed: (0..=255).collect(),
         updated_at: at(9),
         ..plain
@@ -69,6 +74,7 @@ pub async fn an_event_type_comes_back_as_it_was_put<H: Harness>() {
         feature_flags: Some(vec!["beta".to_owned()]),
         group_name: Some("user".to_owned()),
         schemas: Some(r#"{"1":{}}"#.to_owned()),
+        rules: None,
         updated_at: at(3),
         ..plain
     };
@@ -286,6 +292,34 @@ pub async fn a_change_of_settings_is_announced<H: Harness>() {
     heard("a changed application", application.key);
     store.delete_application(application.key, at(1)).await.unwrap();
     heard("a deleted application", application.key);
+
+    let mut heard = |what: &str| {
+        let news = committed.try_recv().unwrap_or_else(|_| panic!("{what} is announced"));
+        assert!(matches!(news[..], [Committed::EventTypes]), "{what}: {news:?}");
+    };
+    store.put_event_type(event_type("a.b"), Expect::Absent, None).await.unwrap();
+    heard("a new event type");
+    store.delete_event_type("a.b").await.unwrap();
+    heard("a deleted event type");
+    store.delete_event_type("a.b").await.unwrap();
+    assert!(committed.try_recv().is_err(), "there was nothing to delete");
+}
+
+pub async fn why_an_endpoint_is_disabled_is_kept<H: Harness>() {
+    use DisableReason::{Asked, Failing, Gone, Manual, Quarantined};
+    let stage = Stage::<H>::set(5).await;
+    for (key, why) in stage.endpoints.iter().zip([Manual, Gone, Failing, Quarantined, Asked]) {
+        let disabled = Some(Disabled { why, at: at(7) });
+        let endpoint = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        stage.store().put_endpoint(Endpoint { disabled, ..endpoint }, Expect::Version(1), None).await.unwrap();
+        let found = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        assert_eq!(found.disabled, disabled);
+
+        let id = scheduled(*key, stage.accept(START).await);
+        stage.settle(Settlement { disable: Some(Gone), ..refused(id, at(9)) }).await;
+        let found = stage.store().endpoint_of_lane(*key).await.unwrap().expect("it is there");
+        assert_eq!((found.disabled, found.version), (disabled, 2), "the first reason stays");
+    }
 }
 
 pub async fn lists_of_settings_are_paged_both_ways<H: Harness>() {
@@ -352,7 +386,7 @@ pub async fn what_waits_for_a_deleted_endpoint_becomes_dead_letters<H: Harness>(
     let messages = stage.accept_many(1_100, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let other = scheduled(stage.endpoints[1], messages[0]);
-    stage.store().spill([&ids[..], &[other]].concat(), at(1)).await.unwrap();
+    stage.store().spill(unordered([&ids[..], &[other]].concat()), at(1)).await.unwrap();
     assert!(!stage.store().bury(at(2)).await.unwrap(), "nothing is deleted yet");
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     assert_eq!(stage.store().endpoint_of_lane(stage.endpoints[0]).await.unwrap(), None);
@@ -385,11 +419,37 @@ pub async fn burying_spares_what_was_delivered_or_already_dead<H: Harness>() {
     assert_eq!(stats(stage.store(), stage.endpoints[0]).await, Stats { success: 1, fail: 2, ..Stats::default() });
 }
 
+/// What arrived once may be on its way a second time, because someone replays all that an endpoint got.
+pub async fn burying_spares_what_arrived_and_was_replayed<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let id = stage.first(stage.accept(START).await);
+    stage.settle(delivered(id, at(1))).await;
+    let filter = ReplayFilter { since: 0, until: at(DAY).as_millis(), ..ReplayFilter::default() };
+    let task = Task {
+        key: TaskKey(stage.store().mint(at(2))),
+        app: stage.app,
+        kind: TaskKind::BulkReplay { endpoint: id.endpoint.raw(), filter },
+        total: None,
+        done: 0,
+        changed: 0,
+        status: TaskStatus::Running,
+        created_at: at(2),
+        updated_at: at(2),
+    };
+    stage.store().start_task(task.clone(), None).await.unwrap();
+    finish_task(stage.store(), task.key, at(2)).await;
+    assert_eq!(all_waiting(stage.store()).await, [id]);
+    stage.store().delete_endpoint(stage.app, id.endpoint, at(3)).await.unwrap();
+    bury_all(stage.store(), at(4)).await;
+    assert_eq!(stage.state(id).await, DeliveryState::Delivered);
+    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+}
+
 /// A try may be on the wire while its row is buried.
 pub async fn what_arrives_while_it_is_buried_counts_as_delivered<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids = stage.accept_many(2, START).await.into_iter().map(|message| stage.first(message)).collect::<Vec<_>>();
-    stage.store().spill(ids.clone(), at(1)).await.unwrap();
+    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     bury_all(stage.store(), at(3)).await;
     stage.settle(stored(delivered(ids[0], at(4)))).await;
@@ -407,7 +467,7 @@ pub async fn deleting_an_application_deletes_its_endpoints<H: Harness>() {
     let kept = add_endpoint(stage.store(), other.key, None).await;
     let message = stage.accept(START).await;
     let id = stage.first(message);
-    stage.store().spill(vec![id], at(1)).await.unwrap();
+    stage.store().spill(unordered(vec![id]), at(1)).await.unwrap();
     assert!(stage.store().delete_application(stage.app, at(2)).await.unwrap());
     assert_eq!(stage.store().application(By::Key(stage.app)).await.unwrap(), None);
     assert_eq!(stage.store().endpoints(stage.app, whole()).await.unwrap(), []);

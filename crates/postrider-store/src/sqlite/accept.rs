@@ -6,11 +6,12 @@
 use super::{
     pieces::{Piece, first_key_at, time_of_key},
     repeats::{self, Seen},
+    settle::{Cycle, start_waiting},
     writer::Batch,
 };
 use crate::{AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage};
 use bytes::Bytes;
-use postrider_engine::{EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -26,6 +27,24 @@ pub struct Extra {
     pub tags: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordering_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deliver_at: Option<i64>,
+    /// Endpoints, and the number that the message has there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<(i64, u64)>,
+}
+
+impl Extra {
+    /// Of a message's `extra` column.
+    pub fn read(column: Option<&str>) -> rusqlite::Result<Self> {
+        Ok(column.map(super::from_json).transpose()?.unwrap_or_default())
+    }
+
+    pub fn order(&self) -> Option<OrderKey> {
+        self.ordering_key.as_deref().map(OrderKey::of)
+    }
 }
 
 pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
@@ -44,11 +63,23 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
         return Ok(Err(AcceptError::EventIdTaken));
     }
     let key = batch.minter.mint(message.at);
-    insert(batch, key, &message)?;
+    let order = message.content.ordering_key.as_deref().map(OrderKey::of);
+    let sequences = count(batch, &message, order)?;
+    insert(batch, key, &message, &sequences)?;
 
-    let NewMessage { app, content, owed, idempotency, .. } = message;
+    let NewMessage { app, at, content, owed, idempotency, .. } = message;
     if let Some(idempotency) = idempotency {
         batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
+    }
+    if let Some(due) = content.deliver_at.filter(|due| *due > at) {
+        batch.hand_over(key, &[]);
+        for endpoint in owed {
+            let id = DeliveryId { endpoint, message: MessageKey::new(key), trigger: Trigger::Scheduled };
+            // How long it may wait untried counts from when it was wanted, not from when it was handed in.
+            start_waiting(&batch.transaction, id, order, due, Cycle::Again { number: 0, queued_at: due })?;
+            batch.announce(Committed::Waiting { endpoint, due });
+        }
+        return Ok(Ok(Accepted::Now(MessageKey::new(key))));
     }
     batch.hand_over(key, &owed);
     if !owed.is_empty() {
@@ -59,20 +90,52 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
             content_type: content.content_type,
             payload: Some(content.payload),
             accepted_at: time_of_key(key),
+            order,
+            sequences,
         });
         batch.announce(Committed::Message { letter, owed });
     }
     Ok(Ok(Accepted::Now(MessageKey::new(key))))
 }
 
-fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage) -> rusqlite::Result<()> {
+/// Which number the message has at each endpoint that counts it. All FIFO deliveries of an endpoint are counted together,
+/// the others by their ordering key.
+fn count(
+    batch: &Batch<'_>,
+    message: &NewMessage,
+    order: Option<OrderKey>,
+) -> rusqlite::Result<Vec<(EndpointKey, u64)>> {
+    let mut sequences = Vec::new();
+    for endpoint in &message.owed {
+        let whole_lane = message.fifo.contains(endpoint).then_some(WHOLE_LANE);
+        let Some(counter) = whole_lane.or(order.map(OrderKey::raw)) else { continue };
+        let number = batch
+            .transaction
+            .prepare_cached(
+                "INSERT INTO sequence (endpoint, order_key, last, used_at) VALUES (?1, ?2, 1, ?3)
+                 ON CONFLICT DO UPDATE SET last = last + 1, used_at = ?3 RETURNING last",
+            )?
+            .query_row((endpoint.raw(), counter, message.at.as_millis()), |row| row.get(0))?;
+        sequences.push((*endpoint, number));
+    }
+    Ok(sequences)
+}
+
+/// Stands for an ordering key in the counter of a FIFO endpoint.
+pub const WHOLE_LANE: i64 = 0;
+
+fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(EndpointKey, u64)]) -> rusqlite::Result<()> {
     let (connection, piece) = (&batch.transaction, batch.current_piece());
-    let Content { event_type, event_id, channels, tags, content_type, payload } = &message.content;
+    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, payload } =
+        &message.content;
     let extra = Extra {
         event_id: event_id.clone(),
         channels: channels.clone(),
         tags: tags.clone(),
         content_type: content_type.clone(),
+        ordering_key: ordering_key.clone(),
+        deliver_at: deliver_at.map(Timestamp::as_millis),
+        sequences: sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
     piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((
@@ -144,13 +207,18 @@ pub fn unpack(packed: &[u8]) -> Vec<EndpointKey> {
     keys.iter().map(|key| EndpointKey::new(i64::from_be_bytes(*key))).collect()
 }
 
+/// The order key in a message's `extra` column.
+pub fn order_of(extra: Option<&str>) -> rusqlite::Result<Option<OrderKey>> {
+    Ok(Extra::read(extra)?.order())
+}
+
 /// Puts a message's content together again from its columns.
 pub fn content(
     event_type: String,
     extra: Option<String>,
     payload: Option<Vec<u8>>,
 ) -> rusqlite::Result<(Content, bool)> {
-    let extra: Extra = extra.as_deref().map(super::from_json).transpose()?.unwrap_or_default();
+    let extra = Extra::read(extra.as_deref())?;
     let gone = payload.is_none();
     let content = Content {
         event_type,
@@ -158,6 +226,8 @@ pub fn content(
         channels: extra.channels,
         tags: extra.tags,
         content_type: extra.content_type,
+        ordering_key: extra.ordering_key,
+        deliver_at: extra.deliver_at.map(Timestamp::from_millis),
         payload: payload.map(Bytes::from).unwrap_or_default(),
     };
     Ok((content, gone))

@@ -2,7 +2,7 @@
 
 use super::{
     accept::{content, unpack},
-    codes::{class_code, class_of, death_of, rule_of, trigger_of},
+    codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
     pieces::{Piece, Span, first_key_at, in_list_order, piece_of, time_of_key},
 };
 use crate::{
@@ -12,7 +12,8 @@ use crate::{
 use bytes::Bytes;
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp,
-    policy::{Class, Delay},
+    lanes::Held,
+    policy::{Class, DeathReason, Delay},
 };
 use rusqlite::{Connection, Row};
 use std::{ops::ControlFlow, time::Duration};
@@ -121,7 +122,7 @@ fn wanted(filter: &MessageFilter, content: &Content) -> bool {
 }
 
 const ATTEMPT_COLUMNS: &str = "message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration,
-    status, url, response, death, next_due, backoff, jitter, retry_after, capped";
+    status, url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why";
 
 fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
     let duration = |index| Ok::<_, rusqlite::Error>(row.get::<_, Option<u64>>(index)?.map(Duration::from_millis));
@@ -150,6 +151,10 @@ fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
             response: response.map(Bytes::from).unwrap_or_default(),
             class: class_of(row.get(3)?)?,
             rule: rule_of(row.get(4)?)?,
+            held: match (duration(19)?, row.get::<_, Option<i64>>(20)?) {
+                (Some(late), Some(by)) => Some(Held { by: held_of(by)?, late }),
+                (None, _) | (_, None) => None,
+            },
         },
         next: row.get::<_, Option<i64>>(14)?.map(|due| (Timestamp::from_millis(due), delay)),
         death: row.get::<_, Option<i64>>(13)?.map(death_of).transpose()?,
@@ -267,6 +272,7 @@ fn kind(state: DeliveryState) -> StateKind {
         DeliveryState::Pending { .. } => StateKind::Pending,
         DeliveryState::Sending { .. } => StateKind::Sending,
         DeliveryState::Delivered => StateKind::Delivered,
+        DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
         DeliveryState::Dead { .. } => StateKind::Dead,
     }
 }
@@ -295,7 +301,7 @@ fn state(
     }
     let dead = super::optional(
         connection
-            .prepare_cached("SELECT at, reason FROM dead WHERE endpoint = ?1 AND message = ?2")?
+            .prepare_cached("SELECT at, reason FROM dead WHERE endpoint = ?1 AND message = ?2 AND open <> 0")?
             .query_row(both, |row| Ok((Timestamp::from_millis(row.get(0)?), death_of(row.get(1)?)?))),
     )?;
     Ok(match dead {
@@ -336,9 +342,28 @@ pub fn stats(
              FROM waiting WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0",
         )?
         .query_row((endpoint.raw(), from, to), |row| Ok((row.get(0)?, row.get(1)?)))?;
-    stats.fail = snapshot
-        .prepare_cached("SELECT count(*) FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3")?
-        .query_row((endpoint.raw(), from, to), |row| row.get(0))?;
+    // What arrived and was put on its way again is counted as delivered already.
+    let again: Vec<i64> = snapshot
+        .prepare_cached(
+            "SELECT message FROM waiting
+             WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND trigger_code = 0 AND cycle > 0",
+        )?
+        .query_map((endpoint.raw(), from, to), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for message in again {
+        let Some(piece) = piece_of(pieces, message) else { continue };
+        if state(&snapshot, piece, MessageKey::new(message), endpoint)? == DeliveryState::Delivered {
+            stats.sending -= 1;
+        }
+    }
+    (stats.fail, stats.canceled) = snapshot
+        .prepare_cached(
+            "SELECT count(*) FILTER (WHERE reason <> ?4), count(*) FILTER (WHERE reason = ?4)
+             FROM dead WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND open <> 0",
+        )?
+        .query_row((endpoint.raw(), from, to, death_code(DeathReason::Cancelled)), |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
     for message in outstanding.iter().filter(|message| (from..to).contains(message)) {
         let Some(piece) = piece_of(pieces, *message) else { continue };
         // Between the list and this look it may have got its row, and is counted then.

@@ -1,12 +1,16 @@
 //! SQLite: one file in one folder, one writer, readers apart.
 //!
-//! `writer` commits in groups; `accept`, `settle`, `settings` and `tasks` are what it is asked to write;
-//! `load` and `history` are what readers look up; `pieces` and `schema` say where history lies, and `recover`
-//! finds, at start, what a crash left without a row.
+//! `writer` commits in groups; `accept`, `settle`, `settings`, `cancel`, `expire`, `tasks` and `tidy` are what it is
+//! asked to write; `load`, `history` and `dead` are what readers look up; `pieces` and `schema` say where history
+//! lies, and `recover` finds, at start, what a crash left without a row.
 
 mod accept;
+mod cancel;
 mod codes;
+mod dead;
+mod expire;
 mod filter;
+mod health;
 mod history;
 mod load;
 mod lock;
@@ -27,7 +31,10 @@ use crate::{records::*, store::*};
 use async_trait::async_trait;
 use lock::FolderLock;
 use pieces::{Minter, Piece};
-use postrider_engine::{AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    policy::{Health, Ordering},
+};
 use readers::Readers;
 use rusqlite::{Connection, OpenFlags};
 use serde::{Serialize, de::DeserializeOwned};
@@ -35,7 +42,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -187,7 +194,7 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
     }
     let settings: i64 = connection.query_row(
         "SELECT max(coalesce((SELECT max(key) FROM application), 0), coalesce((SELECT max(key) FROM endpoint), 0),
-                    coalesce((SELECT max(key) FROM task), 0))",
+                    coalesce((SELECT max(key) FROM job), 0))",
         [],
         |row| row.get(0),
     )?;
@@ -203,8 +210,8 @@ struct Queued {
 
 impl Queued {
     fn enter(&self, bytes: usize) -> Result<QueuedGuard<'_>, StoreError> {
-        let messages = self.messages.fetch_add(1, Ordering::Relaxed);
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let messages = self.messages.fetch_add(1, Relaxed);
+        let before = self.bytes.fetch_add(bytes, Relaxed);
         let guard = QueuedGuard { queued: self, bytes };
         if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
             Err(StoreError::Busy)
@@ -221,8 +228,8 @@ struct QueuedGuard<'q> {
 
 impl Drop for QueuedGuard<'_> {
     fn drop(&mut self) {
-        self.queued.messages.fetch_sub(1, Ordering::Relaxed);
-        self.queued.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.queued.messages.fetch_sub(1, Relaxed);
+        self.queued.bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -238,12 +245,18 @@ impl Store for SqliteStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn spill(&self, deliveries: Vec<DeliveryId>, due: Timestamp) -> Result<(), StoreError> {
+    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
     }
 
-    async fn load(&self, endpoint: EndpointKey, now: Timestamp, limit: usize) -> Result<Loaded, StoreError> {
-        self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, now, limit)).await
+    async fn load(
+        &self,
+        endpoint: EndpointKey,
+        ordering: Ordering,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Loaded, StoreError> {
+        self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, ordering, now, limit)).await
     }
 
     async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
@@ -252,6 +265,24 @@ impl Store for SqliteStore {
 
     async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError> {
         self.readers.run(|connection, _| load::lanes(connection)).await
+    }
+
+    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
+        self.readers.run(|connection, _| health::all(connection)).await
+    }
+
+    async fn health(&self, endpoint: EndpointKey) -> Result<Health, StoreError> {
+        self.readers.run(move |connection, _| health::of(connection, endpoint)).await
+    }
+
+    async fn reset_health(&self, endpoint: EndpointKey) -> Result<(), StoreError> {
+        self.writer
+            .run(move |batch| {
+                health::forget(&batch.transaction, endpoint)?;
+                batch.announce(Committed::Health { endpoint });
+                Ok(())
+            })
+            .await
     }
 
     async fn resend(
@@ -263,7 +294,10 @@ impl Store for SqliteStore {
     ) -> Result<(), PutError> {
         self.writer
             .run(move |batch| {
-                settings::put(batch, remember, at, |batch| settings::resend(batch, message, endpoint, at))
+                settings::put(batch, remember, at, |batch| {
+                    tidy::expect_attempts(batch, message)?;
+                    settings::resend(batch, message, endpoint, at)
+                })
             })
             .await?
     }
@@ -361,7 +395,13 @@ impl Store for SqliteStore {
     async fn delete_event_type(&self, name: &str) -> Result<bool, StoreError> {
         let name = name.to_owned();
         self.writer
-            .run(move |batch| Ok(batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1))
+            .run(move |batch| {
+                let deleted = batch.transaction.execute("DELETE FROM event_type WHERE name = ?1", [name])? == 1;
+                if deleted {
+                    batch.announce(Committed::EventTypes);
+                }
+                Ok(deleted)
+            })
             .await
     }
 
@@ -386,6 +426,69 @@ impl Store for SqliteStore {
 
     async fn remember(&self, remember: Remember, at: Timestamp) -> Result<(), PutError> {
         self.writer.run(move |batch| settings::remember(batch, Some(&remember), at)).await?
+    }
+
+    async fn dead_letters(
+        &self,
+        app: AppKey,
+        filter: DeadFilter,
+        page: Page<DeadKey>,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        self.searchers.run(move |connection, pieces| dead::dead_letters(connection, pieces, app, &filter, &page)).await
+    }
+
+    async fn dead_letter(&self, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>, StoreError> {
+        self.readers.run(move |connection, pieces| dead::dead_letter(connection, pieces, app, key)).await
+    }
+
+    async fn count_dead_letters(&self, app: AppKey, filter: DeadFilter, limit: u64) -> Result<u64, StoreError> {
+        self.searchers
+            .run(move |connection, pieces| dead::count_dead_letters(connection, pieces, app, &filter, limit))
+            .await
+    }
+
+    async fn replay(
+        &self,
+        app: AppKey,
+        key: DeadKey,
+        at: Timestamp,
+        remember: Option<Remember>,
+    ) -> Result<bool, PutError> {
+        self.writer.run(move |batch| dead::replay(batch, app, key, at, remember)).await?
+    }
+
+    async fn cancel_message(
+        &self,
+        app: AppKey,
+        message: MessageKey,
+        endpoint: Option<EndpointKey>,
+        at: Timestamp,
+    ) -> Result<u64, StoreError> {
+        self.writer.run(move |batch| cancel::cancel_message(batch, app, message, endpoint, at)).await
+    }
+
+    async fn backlog(&self, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog, StoreError> {
+        let handed = self.shared.outstanding_of(endpoint);
+        self.searchers
+            .run(move |connection, pieces| cancel::backlog(connection, pieces, endpoint, since, &handed))
+            .await
+    }
+
+    async fn expire(
+        &self,
+        endpoint: EndpointKey,
+        from: Option<MessageKey>,
+        untried_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<Option<MessageKey>, StoreError> {
+        let bounds = expire::Bounds { untried_before, now };
+        let found = self.searchers.run(move |connection, _| expire::look(connection, endpoint, from, bounds)).await?;
+        match found {
+            expire::Found::Nothing { reached } => Ok(reached),
+            expire::Found::Past(from) => {
+                self.writer.run(move |batch| expire::expire(batch, endpoint, from, bounds)).await
+            }
+        }
     }
 
     async fn message(&self, app: AppKey, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {
@@ -441,12 +544,12 @@ impl Store for SqliteStore {
     }
 
     async fn expunge_message(&self, app: AppKey, message: MessageKey) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| tidy::expunge(batch, app, message)).await
+    }
+
+    async fn expunge_messages(&self, app: AppKey, messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError> {
         self.writer
-            .run(move |batch| {
-                let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
-                let sql = "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND app = ?2";
-                Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), app.raw()))? == 1)
-            })
+            .run(move |batch| messages.into_iter().map(|message| tidy::expunge(batch, app, message)).collect())
             .await
     }
 
@@ -467,11 +570,24 @@ impl Store for SqliteStore {
     }
 
     async fn advance_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError> {
-        self.writer.run(move |batch| tasks::advance(batch, task, at)).await
+        let counted = match self.readers.run(move |connection, _| tasks::has_begun(connection, task)).await? {
+            None => return Ok(None),
+            Some(true) => None,
+            Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
+        };
+        self.writer.run(move |batch| tasks::advance(batch, task, counted, at)).await
     }
 
     async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError> {
         self.readers.run(move |connection, _| tasks::find(connection, task)).await
+    }
+
+    async fn tasks(&self, filter: TaskFilter, page: Page<TaskKey>) -> Result<Vec<Task>, StoreError> {
+        self.readers.run(move |connection, _| tasks::list(connection, &filter, &page)).await
+    }
+
+    async fn cancel_task(&self, task: TaskKey, at: Timestamp) -> Result<Option<Task>, StoreError> {
+        self.writer.run(move |batch| tasks::cancel_task(batch, task, at)).await
     }
 
     async fn unfinished_tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
@@ -485,9 +601,11 @@ impl Store for SqliteStore {
     async fn counts(&self) -> Result<Counts, StoreError> {
         self.searchers
             .run(|connection, _| {
-                connection.query_row("SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead)", [], |row| {
-                    Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? })
-                })
+                connection.query_row(
+                    "SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead WHERE open = 1)",
+                    [],
+                    |row| Ok(Counts { waiting: row.get(0)?, dead: row.get(1)? }),
+                )
             })
             .await
     }

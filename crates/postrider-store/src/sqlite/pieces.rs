@@ -30,6 +30,12 @@ pub fn piece_of(pieces: &[Piece], message: i64) -> Option<Piece> {
     after.checked_sub(1).map(|index| pieces[index])
 }
 
+/// The pieces that can hold keys of the open interval, oldest first.
+pub fn within(pieces: &[Piece], low: i64, high: i64) -> Vec<Piece> {
+    let first = pieces.partition_point(|piece| piece.first_key <= low.saturating_add(1)).saturating_sub(1);
+    pieces[first..].iter().filter(|piece| piece.first_key < high).copied().collect()
+}
+
 /// The open interval of keys that a page may show, `(low, high)`, and the direction in which to read it.
 pub struct Span {
     pub low: i64,

@@ -4,12 +4,12 @@
 //! through, so a start costs what the last moments before the crash brought, and not what the store holds.
 
 use super::{
-    accept::unpack,
+    accept::{order_of, unpack},
     pieces::Piece,
-    settle::start_waiting,
+    settle::{Cycle, start_waiting},
     writer::{WATERMARK, note, noted},
 };
-use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
+use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;
 
 /// Messages looked through in one transaction.
@@ -26,9 +26,9 @@ pub fn recover(connection: &mut Connection, pieces: &[Piece], now: Timestamp) ->
         loop {
             let step = connection.transaction()?;
             let messages = read_owed(&step, *piece, reached)?;
-            let Some((last, _)) = messages.last() else { break };
+            let Some((last, ..)) = messages.last() else { break };
             reached = *last;
-            for (message, owed) in &messages {
+            for (message, owed, order) in &messages {
                 for endpoint in owed {
                     if !has_row(&step, *piece, *message, *endpoint)? {
                         let id = DeliveryId {
@@ -36,7 +36,7 @@ pub fn recover(connection: &mut Connection, pieces: &[Piece], now: Timestamp) ->
                             message: MessageKey::new(*message),
                             trigger: Trigger::Scheduled,
                         };
-                        start_waiting(&step, id, now, 0)?;
+                        start_waiting(&step, id, *order, now, Cycle::First)?;
                         found += 1;
                     }
                 }
@@ -48,10 +48,14 @@ pub fn recover(connection: &mut Connection, pieces: &[Piece], now: Timestamp) ->
     Ok(found)
 }
 
-fn read_owed(connection: &Connection, piece: Piece, after: i64) -> rusqlite::Result<Vec<(i64, Vec<EndpointKey>)>> {
+type Owed = (i64, Vec<EndpointKey>, Option<OrderKey>);
+
+fn read_owed(connection: &Connection, piece: Piece, after: i64) -> rusqlite::Result<Vec<Owed>> {
     piece
-        .prepare(connection, "SELECT key, owed FROM message_{n} WHERE key > ?1 ORDER BY key LIMIT ?2")?
-        .query_map((after, STEP), |row| Ok((row.get(0)?, unpack(row.get_ref(1)?.as_blob()?))))?
+        .prepare(connection, "SELECT key, owed, extra FROM message_{n} WHERE key > ?1 ORDER BY key LIMIT ?2")?
+        .query_map((after, STEP), |row| {
+            Ok((row.get(0)?, unpack(row.get_ref(1)?.as_blob()?), order_of(row.get_ref(2)?.as_str_or_null()?)?))
+        })?
         .collect()
 }
 

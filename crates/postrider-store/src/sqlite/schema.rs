@@ -9,8 +9,25 @@ use rusqlite::{Connection, Transaction};
 /// Raised with every migration. An older binary refuses a database of a newer version.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
+struct Migration {
+    tables: &'static str,
+    /// For the tables of each piece; `{n}` is its number.
+    each_piece: &'static str,
+}
+
 /// Each entry lifts the database by one version. Entries are never edited once released.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[Migration] = &[
+    Migration { tables: FIRST, each_piece: "" },
+    Migration {
+        tables: RULES_HEALTH_AND_ORDER,
+        each_piece: "
+    ALTER TABLE attempt_{n} ADD COLUMN late INTEGER;
+    ALTER TABLE attempt_{n} ADD COLUMN late_why INTEGER;
+",
+    },
+];
+
+const FIRST: &str = "
     CREATE TABLE note (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 
     CREATE TABLE piece (
@@ -113,7 +130,91 @@ const MIGRATIONS: &[&str] = &["
         message INTEGER NOT NULL,
         PRIMARY KEY (at, message)
     ) WITHOUT ROWID;
-"];
+";
+
+/// `waiting.place` says in which queue of its lane a row stands, see `codes::Place`: without it, a lane's due rows would
+/// have to be looked through for those that wait for no other.
+///
+/// A row of `dead` outlives its end, so that it stays known that there was one. `dead.open`: 1 for a dead letter; 0 if it
+/// was put on its way again or has arrived since; 2 if its time among the dead letters is over: it is not listed and not
+/// replayed with the others, and dead all the same.
+///
+/// `left_behind`: messages that the forgetting has passed although something of them had to stay, see `tidy`.
+const RULES_HEALTH_AND_ORDER: &str = "
+    ALTER TABLE application ADD COLUMN rules TEXT;
+    ALTER TABLE event_type ADD COLUMN rules TEXT;
+    ALTER TABLE endpoint ADD COLUMN rules TEXT;
+    ALTER TABLE endpoint ADD COLUMN disabled_why INTEGER;
+    ALTER TABLE endpoint ADD COLUMN disabled_at INTEGER;
+    UPDATE endpoint SET disabled_why = 0, disabled_at = updated_at WHERE disabled = 1;
+    ALTER TABLE endpoint DROP COLUMN disabled;
+
+    ALTER TABLE waiting ADD COLUMN give_up_at INTEGER;
+    ALTER TABLE waiting ADD COLUMN last_delay INTEGER;
+    ALTER TABLE waiting ADD COLUMN ambiguous INTEGER;
+    ALTER TABLE waiting ADD COLUMN ambiguous_since INTEGER;
+    ALTER TABLE waiting ADD COLUMN queued_at INTEGER;
+    ALTER TABLE waiting ADD COLUMN order_key INTEGER;
+    ALTER TABLE waiting ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
+    UPDATE waiting SET give_up_at = first_attempt_at + 345600000 WHERE first_attempt_at IS NOT NULL;
+    ALTER TABLE waiting DROP COLUMN first_attempt_at;
+    UPDATE waiting SET place = 2 WHERE trigger_code = 1;
+    DROP INDEX waiting_due;
+    CREATE INDEX waiting_due ON waiting (endpoint, place, due);
+    CREATE INDEX waiting_order ON waiting (endpoint, order_key, message) WHERE order_key IS NOT NULL;
+
+    ALTER TABLE dead ADD COLUMN app INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE dead ADD COLUMN open INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE dead ADD COLUMN replayed_at INTEGER;
+    UPDATE dead SET app = coalesce((SELECT app FROM endpoint WHERE key = dead.endpoint), 0);
+    CREATE INDEX dead_app ON dead (app, message, endpoint) WHERE open = 1;
+    CREATE INDEX dead_at ON dead (at) WHERE open = 1;
+
+    CREATE TABLE health (
+        endpoint         INTEGER PRIMARY KEY,
+        failures         INTEGER NOT NULL,
+        open_until       INTEGER,
+        trips            INTEGER NOT NULL,
+        failing_since    INTEGER,
+        permanent_streak INTEGER NOT NULL,
+        warned           INTEGER NOT NULL
+    );
+
+    CREATE TABLE sequence (
+        endpoint  INTEGER NOT NULL,
+        order_key INTEGER NOT NULL,
+        last      INTEGER NOT NULL,
+        used_at   INTEGER NOT NULL,
+        PRIMARY KEY (endpoint, order_key)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE left_behind (
+        what    INTEGER NOT NULL,
+        message INTEGER NOT NULL,
+        PRIMARY KEY (what, message)
+    ) WITHOUT ROWID;
+
+    CREATE TABLE job (
+        key        INTEGER PRIMARY KEY,
+        app        INTEGER NOT NULL,
+        kind       TEXT NOT NULL,
+        name       TEXT NOT NULL,
+        cursor     INTEGER NOT NULL,
+        total      INTEGER,
+        done       INTEGER NOT NULL,
+        changed    INTEGER NOT NULL,
+        status     INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL
+    );
+    INSERT INTO job
+        SELECT key, coalesce((SELECT app FROM endpoint WHERE endpoint.key = task.endpoint), 0),
+               json_object('recover', json_object('endpoint', endpoint, 'since', since, 'until', until)),
+               'recover', reached, NULL, recovered, recovered, finished, updated_at, updated_at
+        FROM task;
+    CREATE INDEX job_running ON job (key) WHERE status = 0;
+    DROP TABLE task;
+";
 
 /// The tables of one piece of history; `{n}` is its number.
 const PIECE: &str = "
@@ -148,6 +249,8 @@ const PIECE: &str = "
         jitter       INTEGER,
         retry_after  INTEGER,
         capped       INTEGER,
+        late         INTEGER,
+        late_why     INTEGER,
         PRIMARY KEY (message, key)
     ) WITHOUT ROWID;
     CREATE INDEX attempt_{n}_endpoint ON attempt_{n} (endpoint, key, class);
@@ -178,15 +281,182 @@ pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
     while let Some(migration) = usize::try_from(version(connection)?).ok().and_then(|at| MIGRATIONS.get(at)) {
         let step = connection.transaction()?;
         let next = version(&step)? + 1;
-        step.execute_batch(migration)?;
+        step.execute_batch(migration.tables)?;
+        for number in piece_numbers(&step, next)? {
+            step.execute_batch(&migration.each_piece.replace("{n}", &number.to_string()))?;
+        }
         step.pragma_update(None, "user_version", next)?;
         step.commit()?;
     }
     Ok(())
 }
 
+/// The pieces that were made by an earlier version; there are none before the first.
+fn piece_numbers(step: &Transaction<'_>, version: i64) -> rusqlite::Result<Vec<i64>> {
+    if version == 1 {
+        return Ok(Vec::new());
+    }
+    step.prepare("SELECT number FROM piece")?.query_map([], |row| row.get(0))?.collect()
+}
+
 pub fn create_piece(transaction: &Transaction<'_>, number: i64, first_key: i64) -> rusqlite::Result<()> {
     transaction.execute_batch(&PIECE.replace("{n}", &number.to_string()))?;
     transaction.execute("INSERT INTO piece (number, first_key) VALUES (?1, ?2)", (number, first_key))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{sqlite::pieces::first_key_at, *};
+    use postrider_engine::{
+        AppKey, EndpointKey, MessageKey, Timestamp,
+        policy::{DeathReason, DisableReason, Health, Ordering},
+    };
+    use std::time::Duration;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    /// A database as the first version left it, with something in every table, and the keys of its messages.
+    fn first_version(connection: &Connection) -> [i64; 4] {
+        connection.execute_batch(FIRST).unwrap();
+        connection.execute_batch(&PIECE.replace("{n}", "1")).unwrap();
+        connection
+            .execute_batch(
+                "ALTER TABLE attempt_1 DROP COLUMN late; ALTER TABLE attempt_1 DROP COLUMN late_why;
+                 PRAGMA user_version = 1;
+                 INSERT INTO piece VALUES (1, 0, 0);
+                 INSERT INTO application VALUES (10, 3, 'acme', 'Acme', 7, '{\"a\":\"b\"}', 1, 2, NULL);
+                 INSERT INTO endpoint VALUES
+                     (20, 10, 1, 'on', 'https://on.example/', '', 0, NULL, NULL, '{}', 5, x'01', 1, 2, NULL, 0),
+                     (21, 10, 4, 'off', 'https://off.example/', 'd', 1, '[\"a.b\"]', '[\"c\"]', '{}', NULL, x'02', 1, 99,
+                      NULL, 0),
+                     (22, 10, 1, NULL, 'https://gone.example/', '', 0, NULL, NULL, '{}', NULL, x'', 1, 2, 3, 0);
+                 INSERT INTO event_type VALUES ('a.b', 2, 'd', 0, 1, NULL, 'group', '{}', 1, 2);
+                 INSERT INTO answer VALUES (x'00000000000000000000000000000001', 1, x'00000000000000000000000000000002',
+                     201, x'7b7d');
+                 INSERT INTO task VALUES (30, 20, 5, 50, 7, 2, 0, 4), (31, 21, 5, 50, 50, 1, 1, 4);
+                 INSERT INTO note VALUES ('mine', x'0708');",
+            )
+            .unwrap();
+        let keys = [0, 1, 2, 3].map(|sequence| first_key_at(NOW) + sequence);
+        let owed = [20_i64, 21, 22].map(i64::to_be_bytes).concat();
+        for key in keys {
+            let extra = r#"{"event_id":"evt","tags":["t"]}"#;
+            let extra = (key == keys[0]).then_some(extra);
+            let row = (key, 10, "a.b", &owed, extra, None::<Vec<u8>>, b"{}");
+            connection.execute("INSERT INTO message_1 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row).unwrap();
+            for endpoint in [20, 21, 22] {
+                connection
+                    .execute(
+                        "INSERT INTO attempt_1 VALUES (?1, ?2, ?3, ?4, 2, 0, 0, 1, 7, 12, 503, 'https://on.example/',
+                             x'6e6f', NULL, 9, 5000, 250, NULL, 1)",
+                        (key, key + 100 + endpoint, endpoint, if key == keys[3] { 0 } else { 1 }),
+                    )
+                    .unwrap();
+            }
+        }
+        connection.execute("INSERT INTO event_id_1 VALUES (10, 'evt', ?1)", [keys[0]]).unwrap();
+        connection.execute("INSERT INTO payload_expiry VALUES (?1, ?2)", (NOW.as_millis() + 5, keys[0])).unwrap();
+        let idempotency = ([9_u8; 16], keys[1], [8_u8; 16]);
+        connection.execute("INSERT INTO idempotency_1 VALUES (?1, ?2, ?3)", idempotency).unwrap();
+        for (endpoint, message, trigger, due, attempts, first) in [
+            (20, keys[0], 0, 40, 3, Some(1_000)),
+            (20, keys[1], 0, 30, 0, None),
+            (20, keys[3], 1, 20, 0, None),
+            (21, keys[1], 0, 10, 1, Some(2_000)),
+            (22, keys[1], 0, 10, 1, Some(2_000)),
+        ] {
+            let row = (endpoint, message, trigger, due, 0, attempts, first);
+            connection.execute("INSERT INTO waiting VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", row).unwrap();
+        }
+        for endpoint in [20, 21, 22] {
+            let row = (endpoint, keys[2], 1, 77, 2);
+            connection.execute("INSERT INTO dead VALUES (?1, ?2, ?3, ?4, ?5)", row).unwrap();
+        }
+        keys
+    }
+
+    #[tokio::test]
+    async fn what_the_first_version_stored_is_read_right() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("postrider.db");
+        let keys = first_version(&Connection::open(&file).unwrap()).map(MessageKey::new);
+        let store = SqliteStore::open(folder.path(), NOW).unwrap();
+        let (app, on, off) = (AppKey::new(10), EndpointKey::new(20), EndpointKey::new(21));
+
+        let application = store.application(By::Uid("acme".to_owned())).await.unwrap().unwrap();
+        assert_eq!((application.version, application.rate_limit, application.rules), (3, Some(7), None));
+        let event_type = store.event_type("a.b").await.unwrap().unwrap();
+        assert_eq!((event_type.version, event_type.deprecated, event_type.rules), (2, true, None));
+        let enabled = store.endpoint(app, By::Uid("on".to_owned())).await.unwrap().unwrap();
+        assert_eq!((enabled.disabled, enabled.rate_limit, enabled.rules), (None, Some(5), None));
+        let disabled = store.endpoint_of_lane(off).await.unwrap().unwrap();
+        let since = Timestamp::from_millis(99);
+        assert_eq!(disabled.disabled, Some(Disabled { why: DisableReason::Manual, at: since }));
+        assert_eq!((disabled.version, disabled.event_types), (4, Some(vec!["a.b".to_owned()])));
+        assert_eq!(store.health(on).await.unwrap(), Health::default());
+        assert_eq!(store.note("mine").await.unwrap(), Some(vec![7, 8]));
+
+        for ordering in [Ordering::None, Ordering::Keyed] {
+            let loaded = store.load(on, ordering, NOW, 10).await.unwrap();
+            let found: Vec<_> = loaded.deliveries.iter().map(|delivery| (delivery.id.message, delivery.due)).collect();
+            let expected = [(keys[3], 20), (keys[1], 30), (keys[0], 40)];
+            assert_eq!(found, expected.map(|(key, due)| (key, Timestamp::from_millis(due))));
+            let tried = loaded.deliveries[2].progress;
+            let give_up_at = Timestamp::from_millis(1_000).plus(Duration::from_hours(96));
+            assert_eq!((tried.attempts, tried.give_up_at), (3, Some(give_up_at)), "it was fixed at the first attempt");
+            assert_eq!(loaded.deliveries[1].progress.give_up_at, None);
+            assert_eq!((loaded.deliveries[1].queued_at, loaded.deliveries[1].order), (NOW, None));
+            assert_eq!((loaded.more, loaded.next_due, loaded.blocked), (false, None, false));
+        }
+        let in_order = store.load(on, Ordering::Fifo, NOW, 10).await.unwrap();
+        let found: Vec<_> = in_order.deliveries.iter().map(|delivery| delivery.id.message).collect();
+        assert_eq!(found, [keys[3], keys[0], keys[1]], "a resend, and then what waits in its order");
+
+        let dead = DeliveryState::Dead { at: Timestamp::from_millis(77), reason: DeathReason::Exhausted };
+        let states = store.deliveries(keys[2]).await.unwrap();
+        assert!(states.iter().all(|(_, state)| *state == dead), "{states:?}");
+        assert_eq!(store.deliveries(keys[3]).await.unwrap()[0], (on, DeliveryState::Delivered));
+        assert_eq!(store.counts().await.unwrap(), Counts { waiting: 5, dead: 3 });
+        let attempts =
+            store.attempts(AttemptsOf::Message(keys[0]), AttemptFilter::default(), first_page()).await.unwrap();
+        assert_eq!((attempts.len(), attempts[0].record.status, attempts[0].record.held), (3, Some(503), None));
+        let message = store.message(app, By::Uid("evt".to_owned())).await.unwrap().unwrap();
+        assert_eq!((message.key, &message.content.tags[..]), (keys[0], ["t".to_owned()].as_slice()));
+        assert_eq!(store.unfinished_tasks().await.unwrap(), [TaskKey(30)]);
+
+        while store.bury(NOW).await.unwrap() {}
+        assert_eq!(store.counts().await.unwrap(), Counts { waiting: 4, dead: 4 }, "the deleted endpoint's goes too");
+        let repeat = NewMessage {
+            app,
+            at: NOW,
+            content: message.content,
+            payload_expires_at: None,
+            owed: vec![on],
+            fifo: vec![on],
+            idempotency: Some(Idempotency { key: [9; 16], request: [8; 16], chosen: true }),
+        };
+        assert_eq!(store.accept(repeat).await.unwrap(), Accepted::Before(keys[1]));
+        store.close().await;
+        drop(store);
+
+        let raw = Connection::open(&file).unwrap();
+        let tasks: Vec<(String, i64, i64, i64, i64)> = raw
+            .prepare("SELECT kind, app, cursor, changed, status FROM job ORDER BY key")
+            .unwrap()
+            .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
+            .unwrap()
+            .collect::<rusqlite::Result<_>>()
+            .unwrap();
+        let kinds = tasks.iter().map(|task| serde_json::from_str(&task.0).unwrap()).collect::<Vec<TaskKind>>();
+        let recover = |endpoint| TaskKind::Recover { endpoint, since: 5, until: 50 };
+        assert_eq!(kinds, [recover(20), recover(21)]);
+        let rest: Vec<_> = tasks.iter().map(|task| (task.1, task.2, task.3, task.4)).collect();
+        assert_eq!(rest, [(10, 7, 2, 0), (10, 50, 1, 1)]);
+    }
+
+    fn first_page<K>() -> Page<K> {
+        Page { from: None, order: Order::Ascending, limit: 100 }
+    }
 }

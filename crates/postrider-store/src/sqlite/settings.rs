@@ -4,15 +4,17 @@
 //! is told so, instead of undoing the first one's change.
 
 use super::{
-    codes::trigger_code,
-    from_json,
+    cancel::end_waiting,
+    codes::{disable_code, disable_of, trigger_of},
+    from_json, health,
     pieces::{Span, in_list_order},
-    settle::{bury, revive, start_waiting},
+    settle::{Cycle, remove_waiting, start_waiting},
     to_json,
     writer::Batch,
 };
 use crate::{
-    Answer, Application, Archived, By, Committed, Cut, Endpoint, EventType, Expect, Order, Page, PutError, Remember,
+    Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
+    Remember,
 };
 use bytes::Bytes;
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
@@ -88,12 +90,13 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO application VALUES
-             (:key, :version, :uid, :name, :rate_limit, :metadata, :created_at, :updated_at, NULL)"
+            "INSERT OR IGNORE INTO application
+                 (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at)
+             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :metadata, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = :version, uid = :uid, name = :name, rate_limit = :rate_limit,
-                 metadata = :metadata, created_at = :created_at, updated_at = :updated_at
+                 rules = :rules, metadata = :metadata, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -103,6 +106,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":uid": application.uid,
         ":name": application.name,
         ":rate_limit": application.rate_limit,
+        ":rules": application.rules,
         ":metadata": to_json(&application.metadata),
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
@@ -137,6 +141,7 @@ fn application_from(row: &Row<'_>) -> rusqlite::Result<Application> {
         uid: row.get("uid")?,
         name: row.get("name")?,
         rate_limit: row.get("rate_limit")?,
+        rules: row.get("rules")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
@@ -178,6 +183,10 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
             "UPDATE endpoint SET deleted_at = ?2, uid = NULL, sealed = x'' WHERE app = ?1 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), at.as_millis()))?;
+    batch
+        .transaction
+        .prepare_cached("DELETE FROM health WHERE endpoint IN (SELECT key FROM endpoint WHERE app = ?1)")?
+        .execute([app.raw()])?;
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -196,16 +205,22 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     if !application_lives {
         return Ok(Err(PutError::Changed));
     }
+    let was_disabled: bool = connection
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM endpoint WHERE key = ?1 AND disabled_why IS NOT NULL)")?
+        .query_row([endpoint.key.raw()], |row| row.get(0))?;
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO endpoint VALUES
-             (:key, :app, :version, :uid, :url, :description, :disabled, :event_types, :channels, :metadata,
-              :rate_limit, :sealed, :created_at, :updated_at, NULL, 0)"
+            "INSERT OR IGNORE INTO endpoint
+                 (key, app, version, uid, url, description, disabled_why, disabled_at, event_types, channels, metadata,
+                  rate_limit, rules, sealed, created_at, updated_at)
+             VALUES (:key, :app, :version, :uid, :url, :description, :disabled_why, :disabled_at, :event_types,
+                  :channels, :metadata, :rate_limit, :rules, :sealed, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE endpoint SET version = :version, uid = :uid, url = :url, description = :description,
-                 disabled = :disabled, event_types = :event_types, channels = :channels, metadata = :metadata,
-                 rate_limit = :rate_limit, sealed = :sealed, created_at = :created_at, updated_at = :updated_at
+                 disabled_why = :disabled_why, disabled_at = :disabled_at, event_types = :event_types,
+                 channels = :channels, metadata = :metadata, rate_limit = :rate_limit, rules = :rules,
+                 sealed = :sealed, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND app = :app AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -216,17 +231,24 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
         ":uid": endpoint.uid,
         ":url": endpoint.url,
         ":description": endpoint.description,
-        ":disabled": endpoint.disabled,
+        ":disabled_why": endpoint.disabled.map(|disabled| disable_code(disabled.why)),
+        ":disabled_at": endpoint.disabled.map(|disabled| disabled.at.as_millis()),
         ":event_types": endpoint.event_types.as_ref().map(to_json),
         ":channels": endpoint.channels.as_ref().map(to_json),
         ":metadata": to_json(&endpoint.metadata),
         ":rate_limit": endpoint.rate_limit,
+        ":rules": endpoint.rules,
         ":sealed": endpoint.sealed,
         ":created_at": endpoint.created_at.as_millis(),
         ":updated_at": endpoint.updated_at.as_millis(),
     })?;
     let outcome = carried_out(changed, expect);
     if outcome.is_ok() {
+        // Whoever enables an endpoint says that it is well: what led to its end must not end it again at once.
+        if was_disabled && endpoint.disabled.is_none() {
+            health::forget(connection, endpoint.key)?;
+            batch.announce(Committed::Health { endpoint: endpoint.key });
+        }
         batch.announce(Committed::Settings { app: endpoint.app });
     }
     Ok(outcome)
@@ -243,15 +265,22 @@ fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
         uid: row.get("uid")?,
         url: row.get("url")?,
         description: row.get("description")?,
-        disabled: row.get("disabled")?,
+        disabled: disabled_from(row)?,
         event_types: list("event_types")?,
         channels: list("channels")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         rate_limit: row.get("rate_limit")?,
+        rules: row.get("rules")?,
         sealed: row.get("sealed")?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
     })
+}
+
+fn disabled_from(row: &Row<'_>) -> rusqlite::Result<Option<Disabled>> {
+    let why: Option<i64> = row.get("disabled_why")?;
+    let at: Option<i64> = row.get("disabled_at")?;
+    why.map(|why| Ok(Disabled { why: disable_of(why)?, at: Timestamp::from_millis(at.unwrap_or(0)) })).transpose()
 }
 
 pub fn endpoint(connection: &Connection, app: AppKey, by: By<EndpointKey>) -> rusqlite::Result<Option<Endpoint>> {
@@ -299,6 +328,9 @@ pub fn delete_endpoint(
              WHERE app = ?1 AND key = ?2 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), endpoint.raw(), at.as_millis()))?;
+    if deleted == 1 {
+        health::forget(&batch.transaction, endpoint)?;
+    }
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -312,28 +344,34 @@ pub fn bury_step(batch: &mut Batch<'_>, at: Timestamp) -> rusqlite::Result<bool>
             .query_row([], |row| row.get::<_, i64>(0)),
     )?;
     let Some(endpoint) = next else { return Ok(false) };
-    let waiting: Vec<(i64, i64, u32)> = connection
-        .prepare_cached("SELECT message, trigger_code, cycle FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
-        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+    let waiting: Vec<(i64, i64)> = connection
+        .prepare_cached("SELECT message, trigger_code FROM waiting WHERE endpoint = ?1 LIMIT ?2")?
+        .query_map((endpoint, BURY_STEP), |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut delete =
-        connection.prepare_cached("DELETE FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = ?3")?;
-    for (message, trigger, cycle) in &waiting {
-        delete.execute((endpoint, message, trigger))?;
-        // A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
-        if *trigger == trigger_code(Trigger::Scheduled) {
-            let id = scheduled(EndpointKey::new(endpoint), MessageKey::new(*message));
-            bury(connection, id, DeathReason::EndpointGone, at, *cycle)?;
-        }
+    for (message, trigger) in &waiting {
+        let (endpoint, message) = (EndpointKey::new(endpoint), MessageKey::new(*message));
+        let id = DeliveryId { endpoint, message, trigger: trigger_of(*trigger)? };
+        match id.trigger {
+            Trigger::Scheduled => end_waiting(batch, id, DeathReason::EndpointGone, at)?,
+            // No delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
+            Trigger::Manual => remove_waiting(connection, id)?,
+        };
     }
-    if waiting.len() < BURY_STEP {
+    if waiting.len() < BURY_STEP && forget_counters(connection, endpoint)? {
         connection.execute("UPDATE endpoint SET buried = 1 WHERE key = ?1", [endpoint])?;
     }
     Ok(true)
 }
 
-fn scheduled(endpoint: EndpointKey, message: MessageKey) -> DeliveryId {
-    DeliveryId { endpoint, message, trigger: Trigger::Scheduled }
+/// There may be one for every ordering key. True when none is left.
+fn forget_counters(connection: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
+    let forgotten = connection
+        .prepare_cached(
+            "DELETE FROM sequence WHERE endpoint = ?1
+                 AND order_key IN (SELECT order_key FROM sequence WHERE endpoint = ?1 LIMIT ?2)",
+        )?
+        .execute((endpoint, BURY_STEP))?;
+    Ok(forgotten < BURY_STEP)
 }
 
 /// A resend that a person asked for: one more try, beside whatever the schedule does.
@@ -344,36 +382,25 @@ pub fn resend(
     at: Timestamp,
 ) -> rusqlite::Result<Put> {
     let id = DeliveryId { endpoint, message, trigger: Trigger::Manual };
-    start_waiting(&batch.transaction, id, at, 0)?;
+    start_waiting(&batch.transaction, id, None, at, Cycle::First)?;
     batch.announce(Committed::Waiting { endpoint, due: at });
     Ok(Ok(()))
-}
-
-/// Puts a dead delivery back on its schedule, as a new cycle.
-pub fn requeue(
-    connection: &Connection,
-    endpoint: EndpointKey,
-    message: MessageKey,
-    cycle: u32,
-    at: Timestamp,
-) -> rusqlite::Result<()> {
-    let id = scheduled(endpoint, message);
-    revive(connection, id)?;
-    start_waiting(connection, id, at, cycle)
 }
 
 pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Expect) -> rusqlite::Result<Put> {
     let connection = &batch.transaction;
     let sql = match expect {
         Expect::Absent => {
-            "INSERT OR IGNORE INTO event_type VALUES
-             (:name, :version, :description, :archived, :deprecated, :feature_flags, :group_name, :schemas,
-              :created_at, :updated_at)"
+            "INSERT OR IGNORE INTO event_type
+                 (name, version, description, archived, deprecated, feature_flags, group_name, schemas, rules,
+                  created_at, updated_at)
+             VALUES (:name, :version, :description, :archived, :deprecated, :feature_flags, :group_name, :schemas,
+                  :rules, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE event_type SET version = :version, description = :description, archived = :archived,
                  deprecated = :deprecated, feature_flags = :feature_flags, group_name = :group_name,
-                 schemas = :schemas, created_at = :created_at, updated_at = :updated_at
+                 schemas = :schemas, rules = :rules, created_at = :created_at, updated_at = :updated_at
              WHERE name = :name AND version = :version - 1"
         }
     };
@@ -386,10 +413,15 @@ pub fn put_event_type(batch: &mut Batch<'_>, event_type: &EventType, expect: Exp
         ":feature_flags": event_type.feature_flags.as_ref().map(to_json),
         ":group_name": event_type.group_name,
         ":schemas": event_type.schemas,
+        ":rules": event_type.rules,
         ":created_at": event_type.created_at.as_millis(),
         ":updated_at": event_type.updated_at.as_millis(),
     })?;
-    Ok(carried_out(changed, expect))
+    let outcome = carried_out(changed, expect);
+    if outcome.is_ok() {
+        batch.announce(Committed::EventTypes);
+    }
+    Ok(outcome)
 }
 
 fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
@@ -402,6 +434,7 @@ fn event_type_from(row: &Row<'_>) -> rusqlite::Result<EventType> {
         feature_flags: row.get_ref("feature_flags")?.as_str_or_null()?.map(from_json).transpose()?,
         group_name: row.get("group_name")?,
         schemas: row.get("schemas")?,
+        rules: row.get("rules")?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
     })
@@ -435,4 +468,34 @@ pub fn event_types(
         .query_map((from, archived == Archived::Show, page.limit), event_type_from)?
         .collect::<rusqlite::Result<_>>()?;
     Ok(in_list_order(page, rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Content, NewMessage, SqliteStore, Store,
+        conformance::fixtures::{START, accept, add_application, add_endpoint, at, bury_all, content, message},
+    };
+
+    #[tokio::test]
+    async fn a_deleted_endpoint_leaves_no_counters() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(folder.path(), START).unwrap();
+        let app = add_application(&store, None).await.key;
+        let (gone, other) = (add_endpoint(&store, app, None).await.key, add_endpoint(&store, app, None).await.key);
+        for number in 0..=BURY_STEP {
+            let content = Content { ordering_key: Some(number.to_string()), ..content(b"") };
+            accept(&store, NewMessage { content, owed: vec![gone], ..message(app, START) }).await;
+        }
+        accept(&store, NewMessage { owed: vec![gone, other], fifo: vec![gone, other], ..message(app, START) }).await;
+        store.delete_endpoint(app, gone, at(1)).await.unwrap();
+        bury_all(&store, at(2)).await;
+        let left = store.writer.run(|batch| {
+            let mut select = batch.transaction.prepare("SELECT endpoint FROM sequence")?;
+            let left = select.query_map([], |row| Ok(EndpointKey::new(row.get(0)?)))?;
+            left.collect::<rusqlite::Result<Vec<_>>>()
+        });
+        assert_eq!(left.await.unwrap(), [other]);
+    }
 }

@@ -138,7 +138,7 @@ async fn however_many_search_the_lanes_are_loaded() {
             (release, tokio::spawn(search))
         })
         .collect();
-    let loaded = store.load(EndpointKey::new(1), Timestamp::from_millis(1), 10);
+    let loaded = store.load(EndpointKey::new(1), Ordering::Keyed, Timestamp::from_millis(1), 10);
     let loaded = tokio::time::timeout(Duration::from_secs(10), loaded).await.expect("it does not wait for a search");
     assert!(loaded.unwrap().deliveries.is_empty());
     // All are released before any is waited for: they may have been queued in another order than they were begun.
@@ -147,4 +147,25 @@ async fn however_many_search_the_lanes_are_loaded() {
     for search in searches {
         assert!(search.await.unwrap().unwrap());
     }
+}
+
+/// The writer's thread is held: whoever asked it for something would wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_through_a_lane_in_vain_does_not_ask_the_writer() {
+    let folder = new_folder();
+    let store = Arc::new(open_with(folder.path(), START, SqliteOptions::default()));
+    let app = add_application(&*store, None).await.key;
+    let lane = add_endpoint(&*store, app, None).await.key;
+    let id = scheduled(lane, accept(&*store, NewMessage { owed: vec![lane], ..message(app, START) }).await);
+    store.settle(Arc::new(vec![failed(id, at(1), at(DAY))])).await.unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let held = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.writer.run(move |_| Ok(released.recv().is_err())).await }
+    });
+    let looked = store.expire(lane, None, START, at(2));
+    let looked = tokio::time::timeout(Duration::from_secs(10), looked).await.expect("it does not wait for the writer");
+    assert_eq!(looked.unwrap(), None);
+    drop(release);
+    assert!(held.await.unwrap().unwrap());
 }

@@ -11,7 +11,7 @@ use super::{
     schema,
 };
 use crate::{Committed, StoreError};
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
     collections::{BTreeMap, HashMap, btree_map},
@@ -57,6 +57,10 @@ pub struct Batch<'c> {
     handed: Vec<(i64, Vec<EndpointKey>)>,
     /// Hand-offs that got a row.
     landed: Vec<(i64, EndpointKey)>,
+    outstanding: &'c Mutex<Outstanding>,
+    ended: &'c Ended,
+    /// Hand-offs that this batch ends before their outcome is known.
+    newly_ended: Vec<(i64, EndpointKey)>,
     repeats: &'c Repeats,
     /// Keys of messages that this batch accepts.
     new_repeats: HashMap<repeats::Key, Seen>,
@@ -92,6 +96,36 @@ impl Batch<'_> {
     /// One of the message's hand-offs now has a row.
     pub fn land(&mut self, message: i64, endpoint: EndpointKey) {
         self.landed.push((message, endpoint));
+    }
+
+    /// The messages whose delivery to this endpoint is handed over and has no row yet, oldest first.
+    pub fn handed_to(&self, endpoint: EndpointKey) -> Vec<MessageKey> {
+        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = outstanding.iter().chain(self.handed.iter().map(|(message, owed)| (message, owed)));
+        let to_endpoint = all.filter(|(_, owed)| owed.contains(&endpoint)).map(|(message, _)| *message);
+        let landed = |message: &i64| self.landed.contains(&(*message, endpoint));
+        to_endpoint.filter(|message| !landed(message)).map(MessageKey::new).collect()
+    }
+
+    /// Whether the delivery is handed over and has no row yet.
+    pub fn is_handed(&self, message: MessageKey, endpoint: EndpointKey) -> bool {
+        let message = message.raw();
+        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = self.handed.iter().find(|(handed, _)| *handed == message).map(|(_, owed)| owed);
+        outstanding.get(&message).or(here).is_some_and(|owed| owed.contains(&endpoint))
+            && !self.landed.contains(&(message, endpoint))
+    }
+
+    /// A hand-off ends here and now, whatever its try may bring that is perhaps on the wire. The caller has given it a
+    /// row that says so.
+    pub fn end_handed(&mut self, message: MessageKey, endpoint: EndpointKey) {
+        self.land(message.raw(), endpoint);
+        self.newly_ended.push((message.raw(), endpoint));
+    }
+
+    /// Whether a hand-off was ended before its outcome was known.
+    pub fn was_ended(&self, message: i64, endpoint: EndpointKey) -> bool {
+        self.ended.contains_key(&(message, endpoint)) || self.newly_ended.contains(&(message, endpoint))
     }
 
     /// The message that this key was used for before, if it is not in the index for certain.
@@ -179,12 +213,21 @@ pub struct Writer {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
+pub type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
+
+/// Hand-offs that were ended before their outcome was known, and the latest key at that time. If a try was on the wire
+/// its outcome still comes; keeping this in memory saves every other settlement a look at the dead letters.
+type Ended = BTreeMap<(i64, EndpointKey), i64>;
+
+/// No try takes as long as this, and what was never tried is not heard of again.
+const ENDED_MEMORY: Duration = Duration::from_hours(1);
+
 /// What the writer shows to readers and to the dispatcher.
 pub struct Shared {
     pub pieces: Mutex<Pieces>,
     pub minter: Minter,
-    /// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
-    pub outstanding: Mutex<BTreeMap<i64, Vec<EndpointKey>>>,
+    pub outstanding: Mutex<Outstanding>,
 }
 
 impl Shared {
@@ -235,6 +278,7 @@ impl Writer {
             options,
             piece_messages,
             repeats,
+            ended: Ended::new(),
             newest: 0,
             noted_at: Instant::now(),
             noted: None,
@@ -289,6 +333,7 @@ struct State {
     options: SqliteOptions,
     piece_messages: u64,
     repeats: Repeats,
+    ended: Ended,
     /// The greatest message key committed by this process.
     newest: i64,
     noted_at: Instant,
@@ -329,6 +374,7 @@ impl State {
         *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
         self.newest = self.newest.max(changes.handed.last().map_or(0, |(newest, _)| *newest));
         self.shared.note_outstanding(changes.handed, changes.landed);
+        self.note_ended(changes.newly_ended);
         if !changes.committed.is_empty() {
             // Nobody listens during a clean stop; the next start finds the same in the store.
             let _ = self.committed.send(changes.committed);
@@ -348,6 +394,9 @@ impl State {
             committed: Vec::new(),
             handed: Vec::new(),
             landed: Vec::new(),
+            outstanding: &self.shared.outstanding,
+            ended: &self.ended,
+            newly_ended: Vec::new(),
             repeats: &self.repeats,
             new_repeats: HashMap::new(),
             attempted: false,
@@ -363,13 +412,23 @@ impl State {
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
         let filed = batch.repeats.file(&batch.transaction, &batch.pieces, batch.new_repeats.len())?;
-        let Batch { transaction, pieces, piece_messages, committed, handed, landed, new_repeats, .. } = batch;
+        let Batch { transaction, pieces, piece_messages, committed, handed, landed, newly_ended, new_repeats, .. } =
+            batch;
         transaction.commit()?;
         if let Some(watermark) = watermark {
             self.noted_at = Instant::now();
             self.noted = Some(watermark);
         }
-        Ok((pieces, piece_messages, Changes { committed, handed, landed, filed, new_repeats }))
+        Ok((pieces, piece_messages, Changes { committed, handed, landed, newly_ended, filed, new_repeats }))
+    }
+
+    fn note_ended(&mut self, newly_ended: Vec<(i64, EndpointKey)>) {
+        if newly_ended.is_empty() {
+            return;
+        }
+        let latest = self.shared.minter.last();
+        self.ended.retain(|_, then| time_of_key(latest).since(time_of_key(*then)) < ENDED_MEMORY);
+        self.ended.extend(newly_ended.into_iter().map(|hand_off| (hand_off, latest)));
     }
 
     /// Every message up to this key has a row for each of its deliveries.
@@ -396,6 +455,7 @@ struct Changes {
     committed: Vec<Committed>,
     handed: Vec<(i64, Vec<EndpointKey>)>,
     landed: Vec<(i64, EndpointKey)>,
+    newly_ended: Vec<(i64, EndpointKey)>,
     filed: usize,
     new_repeats: HashMap<repeats::Key, Seen>,
 }

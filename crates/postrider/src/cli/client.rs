@@ -2,7 +2,7 @@
 //!
 //! Not the transport, which guards against what strangers make us call; here a person names the server.
 
-use super::Usage;
+use super::{Usage, print::Form};
 use crate::config::Hidden;
 use anyhow::Context;
 use bytes::Bytes;
@@ -10,8 +10,8 @@ use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json, value::RawValue};
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -31,10 +31,82 @@ pub struct ServerFlags {
     token: Option<String>,
 }
 
+#[derive(clap::Args, Clone)]
+pub struct AppFlags {
+    #[command(flatten)]
+    pub server: ServerFlags,
+    /// The application, by id or uid
+    #[arg(long)]
+    pub app: String,
+    #[command(flatten)]
+    pub output: OutputFlags,
+}
+
+#[derive(clap::Args, Clone, Copy)]
+pub struct OutputFlags {
+    /// Print JSON: one object, or one on each line for a list
+    #[arg(long)]
+    json: bool,
+}
+
+impl OutputFlags {
+    pub fn form(self) -> Form {
+        if self.json { Form::Json } else { Form::Text }
+    }
+}
+
 pub struct Client {
     server: Url,
     token: Hidden,
 }
+
+/// What the server said yes with. Kept as it came: a payload read into a tree would lose the order of its names.
+pub struct Answer {
+    pub status: StatusCode,
+    body: Bytes,
+}
+
+impl Answer {
+    pub fn read<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+        let body = if self.body.is_empty() { b"null" } else { &self.body[..] };
+        serde_json::from_slice(body).context("the server's answer is not what was expected; is the URL right?")
+    }
+
+    pub fn value(&self) -> anyhow::Result<Value> {
+        self.read()
+    }
+
+    pub fn raw(&self) -> anyhow::Result<Box<RawValue>> {
+        self.read()
+    }
+}
+
+/// As much of a list as was asked for.
+pub struct Rows {
+    pub rows: Vec<Box<RawValue>>,
+    /// The server has more of them.
+    pub more: bool,
+}
+
+impl Rows {
+    pub fn values(&self) -> anyhow::Result<Vec<Value>> {
+        self.rows.iter().map(|row| serde_json::from_str(row.get()).context("reading a list")).collect()
+    }
+}
+
+#[derive(Deserialize)]
+struct Page {
+    data: Vec<Box<RawValue>>,
+    iterator: Option<String>,
+    #[serde(default = "is_last")]
+    done: bool,
+}
+
+fn is_last() -> bool {
+    true
+}
+
+pub type Query = Vec<(&'static str, String)>;
 
 /// What to do without the application that was named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +127,15 @@ pub enum CallError {
     NoServer { server: String, reason: io::Error },
     #[error("the server did not accept the token; `postrider token --data FOLDER` makes one for it")]
     Token,
+    #[error("there is no {0}")]
+    Missing(String),
     #[error("the server answered {status}: {detail}")]
     Refused { status: StatusCode, detail: String },
+}
+
+/// Whether the server knows nothing by the names it was asked for.
+pub fn is_not_found(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CallError::Refused { status: StatusCode::NOT_FOUND, .. }))
 }
 
 impl Client {
@@ -74,16 +153,35 @@ impl Client {
         Ok(Self { server, token: Hidden::new(token) })
     }
 
-    pub async fn get(&self, path: &[&str]) -> anyhow::Result<Value> {
-        self.call(Method::GET, path, None, Bytes::new()).await
+    pub async fn get(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Answer> {
+        self.call(Method::GET, path, query, Bytes::new()).await
     }
 
-    pub async fn list(&self, path: &[&str], iterator: Option<&str>) -> anyhow::Result<Value> {
-        self.call(Method::GET, path, iterator.map(|iterator| ("iterator", iterator)), Bytes::new()).await
+    pub async fn post(&self, path: &[&str], body: &impl Serialize) -> anyhow::Result<Answer> {
+        self.call(Method::POST, path, &[], serde_json::to_vec(body).context("writing the request")?.into()).await
     }
 
-    pub async fn post(&self, path: &[&str], body: &impl Serialize) -> anyhow::Result<Value> {
-        self.call(Method::POST, path, None, serde_json::to_vec(body).context("writing the request")?.into()).await
+    /// Asks for page after page until there are `limit` rows, or no more.
+    pub async fn list(&self, path: &[&str], query: &Query, limit: usize) -> anyhow::Result<Rows> {
+        let mut rows = Vec::new();
+        let mut query = query.clone();
+        query.push(("limit", limit.clamp(1, PAGE_MAX).to_string()));
+        let fixed = query.len();
+        loop {
+            let page: Page = self.get(path, &query).await?.read()?;
+            rows.extend(page.data);
+            match page.iterator {
+                Some(iterator) if !page.done && rows.len() < limit => {
+                    query.truncate(fixed);
+                    query.push(("iterator", iterator));
+                }
+                Some(_) | None => {
+                    let more = !page.done || rows.len() > limit;
+                    rows.truncate(limit);
+                    return Ok(Rows { rows, more });
+                }
+            }
+        }
     }
 
     /// Posts to something of an application, which is made first if the person asked for that.
@@ -93,36 +191,32 @@ impl Client {
         missing: IfMissing,
         what: &str,
         body: &impl Serialize,
-    ) -> anyhow::Result<Value> {
+    ) -> anyhow::Result<Answer> {
         match missing {
             IfMissing::Create => {
                 self.create_app(app).await?;
                 self.post(&["app", app, what], body).await
             }
-            IfMissing::Fail => {
-                self.post(&["app", app, what], body).await.map_err(|error| match error.downcast_ref::<CallError>() {
-                    Some(CallError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
-                        anyhow::anyhow!("{error}; if there is no application `{app}`, --create-app makes it")
-                    }
-                    Some(_) | None => error,
-                })
-            }
+            IfMissing::Fail => self.post(&["app", app, what], body).await.map_err(|error| match is_not_found(&error) {
+                true => anyhow::anyhow!("{error}; if there is no application `{app}`, --create-app makes it"),
+                false => error,
+            }),
         }
     }
 
     /// Makes the application with this uid, or leaves it as it is.
-    pub async fn create_app(&self, uid: &str) -> anyhow::Result<Value> {
+    pub async fn create_app(&self, uid: &str) -> anyhow::Result<Answer> {
         let body = json!({ "name": uid, "uid": uid }).to_string();
-        self.call(Method::POST, &["app"], Some(("get_if_exists", "true")), body.into()).await
+        self.call(Method::POST, &["app"], &[("get_if_exists", "true".to_owned())], body.into()).await
     }
 
     async fn call(
         &self,
         method: Method,
         path: &[&str],
-        query: Option<(&str, &str)>,
+        query: &[(&'static str, String)],
         body: Bytes,
-    ) -> anyhow::Result<Value> {
+    ) -> anyhow::Result<Answer> {
         let url = self.url(path, query)?;
         let request = Request::builder()
             .method(method)
@@ -135,11 +229,12 @@ impl Client {
             .map_err(|_| Usage("the token or the URL holds characters that cannot be sent".to_owned()))?;
         let (status, answer) =
             timeout(CALL_TIME_MAX, self.exchange(&url, request)).await.context("the server took too long")??;
-        let parsed = serde_json::from_slice::<Value>(&answer);
         if status.is_success() {
-            return parsed.context("the server's answer is not JSON; is the URL right?");
+            let is_json = answer.is_empty() || serde_json::from_slice::<&RawValue>(&answer).is_ok();
+            anyhow::ensure!(is_json, "the server's answer is not JSON; is the URL right?");
+            return Ok(Answer { status, body: answer });
         }
-        let answer = parsed.unwrap_or_default();
+        let answer = serde_json::from_slice(&answer).unwrap_or_default();
         Err(match status {
             StatusCode::UNAUTHORIZED => CallError::Token,
             status => CallError::Refused { status, detail: detail(&answer) },
@@ -147,7 +242,7 @@ impl Client {
         .into())
     }
 
-    fn url(&self, path: &[&str], query: Option<(&str, &str)>) -> anyhow::Result<Url> {
+    fn url(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Url> {
         // Dots would lead elsewhere in the path, and the server knows nothing by such a name.
         if let Some(dots) = path.iter().find(|segment| matches!(**segment, "" | "." | "..")) {
             return Err(Usage(format!("`{dots}` is not a name")).into());
@@ -159,8 +254,8 @@ impl Client {
             .extend(["api", "v1"])
             .extend(path);
         url.set_query(None);
-        if let Some((name, value)) = query {
-            url.query_pairs_mut().append_pair(name, value);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
         }
         Ok(url)
     }
@@ -180,6 +275,78 @@ impl Client {
         } else {
             round_trip(stream, request).await
         }
+    }
+}
+
+/// Talks about one application, and finds out which of several names it was that the server did not know.
+pub struct InApp {
+    pub client: Client,
+    app: String,
+}
+
+impl InApp {
+    pub fn new(flags: &AppFlags) -> anyhow::Result<Self> {
+        Ok(Self::of(Client::new(&flags.server)?, &flags.app))
+    }
+
+    pub fn of(client: Client, app: &str) -> Self {
+        Self { client, app: app.to_owned() }
+    }
+
+    pub async fn get(&self, path: &[&str], query: &Query) -> anyhow::Result<Answer> {
+        let asked = self.client.get(&self.path(path), query).await;
+        self.explained(asked, path, endpoint_in_query(query)).await
+    }
+
+    pub async fn list(&self, path: &[&str], query: &Query, limit: usize) -> anyhow::Result<Rows> {
+        let asked = self.client.list(&self.path(path), query, limit).await;
+        self.explained(asked, path, endpoint_in_query(query)).await
+    }
+
+    pub async fn post(&self, path: &[&str], body: &Value) -> anyhow::Result<Answer> {
+        let asked = self.client.post(&self.path(path), body).await;
+        self.explained(asked, path, body["endpointId"].as_str()).await
+    }
+
+    fn path<'a>(&'a self, path: &[&'a str]) -> Vec<&'a str> {
+        [&["app", &self.app][..], path].concat()
+    }
+
+    async fn explained<T>(&self, asked: anyhow::Result<T>, path: &[&str], endpoint: Option<&str>) -> anyhow::Result<T> {
+        let error = match asked {
+            Ok(answer) => return Ok(answer),
+            Err(error) if is_not_found(&error) => error,
+            Err(error) => return Err(error),
+        };
+        let mut named = vec![(Vec::new(), format!("application `{}`", self.app))];
+        for (of, name) in named_in(path).into_iter().chain(endpoint.map(|name| ("endpoint", name))) {
+            let what = if of == "msg" { "message" } else { of };
+            named.push((vec![of, name], format!("{what} `{name}` in application `{}`", self.app)));
+        }
+        for (path, what) in named {
+            if let Err(again) = self.client.get(&self.path(&path), &[]).await
+                && is_not_found(&again)
+            {
+                return Err(CallError::Missing(what).into());
+            }
+        }
+        Err(error)
+    }
+}
+
+fn endpoint_in_query(query: &Query) -> Option<&str> {
+    query.iter().find(|(name, _)| *name == "endpoint_id").map(|(_, value)| value.as_str())
+}
+
+/// The things that a path names, and where each one can be looked up.
+fn named_in<'a>(path: &[&'a str]) -> Vec<(&'static str, &'a str)> {
+    match *path {
+        ["dead-letter", message, "endpoint", endpoint, ..] | ["msg", message, "endpoint", endpoint, ..] => {
+            vec![("msg", message), ("endpoint", endpoint)]
+        }
+        ["msg", message, ..] | ["attempt", "msg", message] => vec![("msg", message)],
+        ["endpoint", endpoint, ..] => vec![("endpoint", endpoint)],
+        _ => Vec::new(),
     }
 }
 
@@ -222,6 +389,8 @@ fn detail(answer: &Value) -> String {
     }
 }
 
+/// The most that the server gives at a time.
+const PAGE_MAX: usize = 250;
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: usize = 16 * 1024 * 1024;
 
@@ -241,10 +410,24 @@ mod tests {
             ("https://h/behind/a/proxy/", &["app"], "https://h/behind/a/proxy/api/v1/app"),
             ("http://h/?x=1", &["app"], "http://h/api/v1/app"),
         ] {
-            assert_eq!(client(server).url(path, None).expect("a URL").as_str(), expected);
+            assert_eq!(client(server).url(path, &[]).expect("a URL").as_str(), expected);
         }
         for name in ["", ".", ".."] {
-            assert!(client("http://h").url(&["app", name], None).is_err(), "{name}");
+            assert!(client("http://h").url(&["app", name], &[]).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_path_tells_what_it_names() {
+        for (path, expected) in [
+            (&["msg"][..], &[][..]),
+            (&["msg", "m", "cancel"], &[("msg", "m")]),
+            (&["attempt", "msg", "m"], &[("msg", "m")]),
+            (&["endpoint", "e", "health"], &[("endpoint", "e")]),
+            (&["dead-letter", "count"], &[]),
+            (&["dead-letter", "m", "endpoint", "e", "replay"], &[("msg", "m"), ("endpoint", "e")]),
+        ] {
+            assert_eq!(named_in(path), expected, "{path:?}");
         }
     }
 

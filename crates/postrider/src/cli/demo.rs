@@ -93,7 +93,9 @@ Talk to it from another terminal:
 
   export POSTRIDER_URL={server}
   export POSTRIDER_TOKEN={token}
-  postrider endpoints list --app {APP}
+  postrider endpoints health --app {APP}
+  postrider messages list --app {APP} --limit 10
+  postrider dead-letters list --app {APP}
   postrider send --app {APP} --event-type order.paid '{{\"order\": 42}}'
   curl -H \"authorization: Bearer $POSTRIDER_TOKEN\" {server}metrics
 "

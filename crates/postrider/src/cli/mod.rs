@@ -4,13 +4,19 @@
 //! Results go to standard output, everything said to a person goes to standard error.
 
 mod client;
+mod dead_letters;
 mod demo;
 mod endpoints;
+mod flags;
+mod messages;
 mod print;
 mod receive;
 mod receiver;
+mod replay;
+mod schedule;
 mod send;
 mod serve;
+mod tasks;
 mod token;
 
 use crate::{config::SettingsError, telemetry};
@@ -40,8 +46,18 @@ enum Command {
     Token(token::Args),
     /// Send a message through a running server
     Send(send::Args),
-    /// Add, list and look at endpoints of a running server
+    /// Look at messages, why they wait, and call them back
+    Messages(messages::Args),
+    /// Add, list, look at, pause and resume endpoints
     Endpoints(endpoints::Args),
+    /// Look at what was given up, and why
+    DeadLetters(dead_letters::Args),
+    /// Send again what did not arrive, or what is asked for
+    Replay(replay::Args),
+    /// Look at long work of the server, and end it
+    Tasks(tasks::Args),
+    /// Show when each attempt of a preset, of rules or to an endpoint would run
+    Schedule(schedule::Args),
     /// Run a test receiver that verifies and shows what arrives
     Receive(receive::Args),
 }
@@ -64,7 +80,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Demo(args) => on_runtime(demo::run(args)),
         Command::Token(args) => token::run(&args),
         Command::Send(args) => on_runtime(send::run(args)),
+        Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
+        Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
+        Command::Replay(args) => on_runtime(replay::run(args)),
+        Command::Tasks(args) => on_runtime(tasks::run(args)),
+        Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
     };
     done.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)

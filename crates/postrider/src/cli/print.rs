@@ -10,6 +10,13 @@ use std::{
 #[error("could not write to standard output")]
 pub struct OutputError(#[source] pub io::Error);
 
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Text,
+    Json,
+}
+
 /// A result, on standard output.
 pub fn say(line: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
@@ -27,7 +34,7 @@ pub fn escaped(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' | '\t' => safe.push(c),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}' => {
+            c if turns_text(c) => {
                 let _ = write!(safe, "{}", c.escape_unicode());
             }
             c if c.is_control() => {
@@ -39,12 +46,67 @@ pub fn escaped(text: &str) -> String {
     safe
 }
 
+fn turns_text(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
+}
+
 /// For a place in a line: no line breaks either, and not longer than `chars_max`.
 pub fn escaped_word(text: &str, chars_max: usize) -> String {
     let safe = escaped(text).replace(['\n', '\t'], " ");
     match safe.char_indices().nth(chars_max) {
         None => safe,
         Some((cut, _)) => format!("{}...", &safe[..cut]),
+    }
+}
+
+/// JSON on one line, with nothing in it that steers a terminal and otherwise as it came.
+pub fn json_line(json: &str) -> String {
+    let mut line = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            // Inside strings these are escaped already, so here they only part one token from the next.
+            '\n' | '\r' | '\t' => line.push(' '),
+            c if c.is_control() || turns_text(c) => {
+                let _ = write!(line, "\\u{:04x}", u32::from(c));
+            }
+            c => line.push(c),
+        }
+    }
+    line
+}
+
+/// Columns, each as wide as its widest cell; the cells are escaped already.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let head: Vec<String> = head.iter().map(|&name| name.to_owned()).collect();
+    let width_of = |column: usize| {
+        let cells = std::iter::once(&head).chain(rows).filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width_of).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    std::iter::once(&head).chain(rows).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A list for people; `none` is what they are told if it is empty.
+pub fn rows(head: &[&str], rows: Vec<Vec<String>>, none: &str) -> Result<(), OutputError> {
+    if rows.is_empty() {
+        tell(&format!("({none})"));
+        return Ok(());
+    }
+    say(&table(head, &rows))
+}
+
+/// A list for machines, an object on each line.
+pub fn raw_rows(rows: &[Box<serde_json::value::RawValue>]) -> Result<(), OutputError> {
+    rows.iter().try_for_each(|row| say(&json_line(row.get())))
+}
+
+pub fn tell_of_more(more: bool) {
+    if more {
+        tell("(there are more; --limit shows them)");
     }
 }
 
@@ -164,6 +226,24 @@ mod tests {
         assert!(shown.len() < 5000 && shown.ends_with("(1048576 bytes in all)"));
         let deep = [vec![b'['; 100], vec![b']'; 100]].concat();
         assert!(body(&deep).len() < 10_000);
+    }
+
+    #[test]
+    fn json_stays_what_it_is_on_one_safe_line() {
+        let json = "{\r\n\t\"n\": 1.50,\n \"text\": \"a\\nb \u{9b}31m \u{202e}\u{7f}\"}";
+        let line = json_line(json);
+        assert_eq!(line, "{   \"n\": 1.50,  \"text\": \"a\\nb \\u009b31m \\u202e\\u007f\"}");
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        assert_eq!(read(&line), read(json));
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        assert_eq!(
+            table(&["id", "n"], &[row(["\u{e9}\u{e9}\u{e9}", "1"]), row(["a", ""])]),
+            "id   n\n\u{e9}\u{e9}\u{e9}  1\na"
+        );
     }
 
     proptest! {

@@ -2,8 +2,8 @@
 
 use super::{
     Usage,
-    client::{Client, IfMissing, ServerFlags},
-    print,
+    client::{AppFlags, Client, IfMissing},
+    print::{self, Form},
 };
 use anyhow::Context;
 use serde::Serialize;
@@ -23,10 +23,7 @@ Examples:
 Prints the id of the message. Exit codes: 0 accepted, 1 failed, 2 wrong usage")]
 pub struct Args {
     #[command(flatten)]
-    server: ServerFlags,
-    /// The application, by id or uid
-    #[arg(long)]
-    app: String,
+    in_app: AppFlags,
     /// What happened, such as order.paid
     #[arg(long, value_name = "NAME")]
     event_type: String,
@@ -55,7 +52,7 @@ struct MessageIn<'a> {
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let client = Client::new(&args.server)?;
+    let client = Client::new(&args.in_app.server)?;
     let text = read_payload(args.payload.as_deref())?;
     let payload = serde_json::from_str(&text).map_err(|error| Usage(format!("the payload is not JSON: {error}")))?;
     let message = MessageIn {
@@ -64,9 +61,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         channels: &args.channels,
         payload,
     };
-    let made = client.post_in_app(&args.app, IfMissing::from_flag(args.create_app), "msg", &message).await?;
-    let id = made["id"].as_str().context("the answer has no message id")?;
-    print::say(&print::escaped_word(id, 100))?;
+    let made = client.post_in_app(&args.in_app.app, IfMissing::from_flag(args.create_app), "msg", &message).await?;
+    match args.in_app.output.form() {
+        Form::Json => print::say(&print::json_line(made.raw()?.get()))?,
+        Form::Text => {
+            let made = made.value()?;
+            let id = made["id"].as_str().context("the answer has no message id")?;
+            print::say(&print::escaped_word(id, 100))?;
+        }
+    }
     Ok(())
 }
 

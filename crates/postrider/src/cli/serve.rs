@@ -23,9 +23,15 @@ pub struct Args {
     /// Refuse endpoints whose URL is not https
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     https_only: Option<String>,
-    /// How long messages and attempts are kept [default: 90d]
+    /// How long the payloads of messages are kept [default: 90d]
     #[arg(long, value_name = "DURATION")]
-    retention: Option<String>,
+    retention_payloads: Option<String>,
+    /// How long attempts are kept, with what was answered [default: 90d]
+    #[arg(long, value_name = "DURATION")]
+    retention_attempts: Option<String>,
+    /// How long a dead letter can be found and replayed [default: 30d]
+    #[arg(long, value_name = "DURATION")]
+    retention_dead_letters: Option<String>,
     /// What is logged: a level, or levels by module [default: info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -71,7 +77,9 @@ impl Args {
             ("listen", &self.listen),
             ("public_url", &self.public_url),
             ("https_only", &self.https_only),
-            ("retention", &self.retention),
+            ("retention_payloads", &self.retention_payloads),
+            ("retention_attempts", &self.retention_attempts),
+            ("retention_dead_letters", &self.retention_dead_letters),
             ("log", &self.log),
             ("log_format", &self.log_format),
             ("shutdown_grace", &self.shutdown_grace),

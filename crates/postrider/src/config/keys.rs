@@ -23,6 +23,8 @@ pub enum Form {
     Number,
     /// Separated by commas in a variable; an array in the file.
     List,
+    /// JSON in a variable; a table in the file.
+    Rules,
 }
 
 pub fn find(name: &str) -> Option<&'static Key> {
@@ -32,7 +34,8 @@ pub fn find(name: &str) -> Option<&'static Key> {
 pub fn nearest(name: &str) -> &'static str {
     KEYS.iter()
         .map(|key| key.name)
-        .min_by_key(|known| strsim::damerau_levenshtein(name, known))
+        // A name that was cut short is more likely meant than one of a similar length.
+        .min_by_key(|known| (!known.starts_with(name), strsim::damerau_levenshtein(name, known)))
         .expect("the table has keys")
 }
 
@@ -63,6 +66,7 @@ fn shown(key: &Key, text: &str) -> String {
         Form::Text => format!("\"{text}\""),
         Form::Switch | Form::Number => text.to_owned(),
         Form::List => format!("[{text}]"),
+        Form::Rules => text.to_owned(),
     }
 }
 
@@ -84,7 +88,10 @@ Settings come from three places, and the last one that names a setting wins:
 listen = \"0.0.0.0:8071\"
 data = \"/var/lib/postrider\"
 allow_subnets = [\"10.20.0.0/16\"]
-retention = \"30d\"
+retention_payloads = \"30d\"
+
+[rules]
+retryPolicy = \"default\"
 ```
 
 An unknown name, a value of the wrong type or out of range stops the start, with a message that says which
@@ -158,12 +165,36 @@ pub const KEYS: &[Key] = &[
         about: "How many connections to the API may be open at once.",
     },
     Key {
-        name: "retention",
+        name: "retention_payloads",
         form: Form::Text,
         default: Some("90d"),
         secret: false,
-        flag: Some("--retention"),
-        about: "How long messages and attempts are kept; at least an hour. What still waits to be delivered is kept regardless.",
+        flag: Some("--retention-payloads"),
+        about: "How long the payloads of messages are kept; at least an hour. What still waits to be delivered is kept regardless.",
+    },
+    Key {
+        name: "retention_attempts",
+        form: Form::Text,
+        default: Some("90d"),
+        secret: false,
+        flag: Some("--retention-attempts"),
+        about: "How long attempts are kept, with what was answered; at least an hour.",
+    },
+    Key {
+        name: "retention_dead_letters",
+        form: Form::Text,
+        default: Some("30d"),
+        secret: false,
+        flag: Some("--retention-dead-letters"),
+        about: "How long a dead letter can be found and replayed; at least an hour. Its message stays as long as others do.",
+    },
+    Key {
+        name: "rules",
+        form: Form::Rules,
+        default: None,
+        secret: false,
+        flag: None,
+        about: "How endpoints are treated where neither the event type, the endpoint nor the application says anything: `retryPolicy`, `statusOverrides`, `timeouts`, `circuitBreaker`, `maxInFlight`, `ordering`, `signature` and `autoDisable`, as in the API. A table in the file (`[rules]`), JSON text in the variable. See [retries](retries.md).",
     },
     Key {
         name: "extra_ca_file",

@@ -11,12 +11,14 @@ mod values;
 pub use keys::reference;
 pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
-pub use values::{DurationError, parse_duration, show_duration};
+pub use values::{DurationError, Span, parse_duration, show_duration};
 
+use crate::rules::{Rules, path_of};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
-use serde::Deserialize;
+use postrider_engine::policy;
+use serde::{Deserialize, Deserializer, de};
 use std::{
     fmt,
     net::SocketAddr,
@@ -25,7 +27,7 @@ use std::{
 };
 use tracing_subscriber::EnvFilter;
 use url::Url;
-use values::{Size, Span};
+use values::Size;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -39,7 +41,11 @@ pub struct Settings {
     /// Bytes of a request's body.
     pub body_max: usize,
     pub connections_max: usize,
-    pub retention: Duration,
+    pub retention_payloads: Duration,
+    pub retention_attempts: Duration,
+    pub retention_dead_letters: Duration,
+    /// How endpoints are treated where nobody nearer says anything.
+    pub rules: Rules,
     pub extra_ca_file: Option<PathBuf>,
     pub log: String,
     pub log_format: LogFormat,
@@ -192,7 +198,10 @@ struct Raw {
     https_only: bool,
     body_max: Size,
     connections_max: u32,
-    retention: Span,
+    retention_payloads: Span,
+    retention_attempts: Span,
+    retention_dead_letters: Span,
+    rules: Option<RulesSetting>,
     extra_ca_file: Option<PathBuf>,
     log: String,
     log_format: LogFormat,
@@ -201,6 +210,33 @@ struct Raw {
     jwt_secret: Option<Hidden>,
     jwt_public_key_file: Option<PathBuf>,
     jwt_private_key_file: Option<PathBuf>,
+}
+
+/// A table in the file, or JSON text in a variable.
+struct RulesSetting(Rules);
+
+impl<'de> Deserialize<'de> for RulesSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> de::Visitor<'de> for Either {
+            type Value = RulesSetting;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table of rules, or JSON")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<RulesSetting, E> {
+                serde_json::from_str(text).map(RulesSetting).map_err(E::custom)
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<RulesSetting, A::Error> {
+                Rules::deserialize(de::value::MapAccessDeserializer::new(map)).map(RulesSetting)
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
 }
 
 type Refusal = (&'static str, String);
@@ -216,8 +252,20 @@ impl Raw {
         if self.connections_max == 0 {
             return Err(("connections_max", "must be at least 1".to_owned()));
         }
-        if self.retention.0 < RETENTION_MIN {
-            return Err(("retention", "must be at least 1h".to_owned()));
+        for (name, retention) in [
+            ("retention_payloads", self.retention_payloads),
+            ("retention_attempts", self.retention_attempts),
+            ("retention_dead_letters", self.retention_dead_letters),
+        ] {
+            if retention.0 < RETENTION_MIN {
+                return Err((name, "must be at least 1h".to_owned()));
+            }
+        }
+        let rules = self.rules.as_ref().map(|rules| rules.0.clone()).unwrap_or_default();
+        let layer = rules.layer();
+        let flaws = layer.check().into_iter().chain(policy::Rules::resolve([&layer]).check());
+        if let Some(flaw) = flaws.into_iter().next() {
+            return Err(("rules", format!("{} {}", path_of(flaw.field).join("."), flaw.words)));
         }
         if self.shutdown_grace.0 > SHUTDOWN_GRACE_MAX {
             return Err(("shutdown_grace", "must be at most 1h".to_owned()));
@@ -232,7 +280,10 @@ impl Raw {
             https_only: self.https_only,
             body_max: usize::try_from(self.body_max.0).unwrap_or(usize::MAX),
             connections_max: usize::try_from(self.connections_max).unwrap_or(usize::MAX),
-            retention: self.retention.0,
+            retention_payloads: self.retention_payloads.0,
+            retention_attempts: self.retention_attempts.0,
+            retention_dead_letters: self.retention_dead_letters.0,
+            rules,
             extra_ca_file: self.extra_ca_file,
             log: self.log,
             log_format: self.log_format,

@@ -200,7 +200,7 @@ fn read_text<'a>(key: &str, texts: impl IntoIterator<Item = &'a str>) -> Result<
     }
     let text = texts.next().unwrap_or_default();
     match form {
-        Form::Text | Form::List => Ok(Value::from(text)),
+        Form::Text | Form::List | Form::Rules => Ok(Value::from(text)),
         Form::Switch => match text {
             "true" => Ok(Value::from(true)),
             "false" => Ok(Value::from(false)),
@@ -296,7 +296,8 @@ mod tests {
         assert_eq!(settings.listen.to_string(), "127.0.0.1:8071");
         assert_eq!(settings.data, Path::new("./postrider-data"));
         assert_eq!(settings.body_max, 1 << 20);
-        assert_eq!(settings.retention.as_secs(), 90 * 86_400);
+        assert_eq!(settings.retention_payloads.as_secs(), 90 * 86_400);
+        assert_eq!(settings.retention_dead_letters.as_secs(), 30 * 86_400);
         assert_eq!(settings.shutdown_grace.as_secs(), 30);
         assert!(settings.allow_subnets.is_empty() && !settings.https_only);
     }
@@ -337,11 +338,15 @@ mod tests {
     #[test]
     fn a_wrong_value_is_named_with_its_place() {
         for (file, expected) in [
-            ("retention = 10", "setting `retention` (postrider.toml, line 1): invalid type"),
-            ("retention = \"10\"", "setting `retention` (postrider.toml, line 1): `10` has no unit"),
-            ("retention = \"-1s\"", "`-1s` is negative"),
-            ("retention = \"1e9d\"", "`1e9d` is not a duration"),
-            ("retention = \"59m\"", "must be at least 1h"),
+            ("retention_payloads = 10", "setting `retention_payloads` (postrider.toml, line 1): invalid type"),
+            ("retention_payloads = \"10\"", "setting `retention_payloads` (postrider.toml, line 1): `10` has no unit"),
+            ("retention_payloads = \"-1s\"", "`-1s` is negative"),
+            ("retention_payloads = \"1e9d\"", "`1e9d` is not a duration"),
+            ("retention_payloads = \"59m\"", "must be at least 1h"),
+            ("retention_dead_letters = \"59m\"", "must be at least 1h"),
+            ("[rules]\nretryPolicy = \"nobody\"", "there is no preset `nobody`"),
+            ("[rules]\nmaxInFlight = 0", "maxInFlight must be from 1 to 1000"),
+            ("[rules]\ntimeouts = { total = \"61s\" }", "timeouts.total must be from"),
             ("shutdown_grace = \"2h\"", "must be at most 1h"),
             ("listen = 8071", "setting `listen` (postrider.toml, line 1): invalid type"),
             ("listen = \"localhost\"", "setting `listen`"),
@@ -375,7 +380,11 @@ mod tests {
         for (variables, flags, expected) in [
             (&[("POSTRIDER_HTTPS_ONLY", "yes")][..], &[][..], "(variable POSTRIDER_HTTPS_ONLY): `yes` is neither"),
             (&[("POSTRIDER_CONNECTIONS_MAX", "-1")], &[], "(variable POSTRIDER_CONNECTIONS_MAX): `-1` is not a whole"),
-            (&[("POSTRIDER_RETENTION", "10")], &[], "(variable POSTRIDER_RETENTION): `10` has no unit"),
+            (
+                &[("POSTRIDER_RETENTION_ATTEMPTS", "10")],
+                &[],
+                "(variable POSTRIDER_RETENTION_ATTEMPTS): `10` has no unit",
+            ),
             (&[], &[("allow_subnets", "x")], "(flag --allow-subnet)"),
         ] {
             let error = load("", variables, flags).expect_err(expected);

@@ -2,34 +2,50 @@
 
 use crate::{
     clock,
-    directory::{Directory, EndpointEntry},
+    directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
     transport::{Exchange, Request, Transport},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
-    Answer, Fault, Outcome, Timestamp, Trigger,
-    lanes::Parcel,
-    outcome::Timeouts,
-    policy::{self, Class, DeathReason, Next, Policy, Progress, Rule, Verdict},
+    Answer, Outcome, Timestamp, Trigger,
+    lanes::{Held, Parcel},
+    policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
-use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, sign};
-use postrider_store::{AttemptRecord, Letter, Settlement};
+use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
+use postrider_store::{AttemptRecord, Letter, Settlement, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 pub type Cargo = Arc<Letter>;
 
 /// The number of the try, counted from 1 in each cycle.
 const ATTEMPT_HEADER: &str = "webhook-attempt";
 
+/// Which number the message has among those of its ordering key, or of a FIFO endpoint: counted from 1, without gaps.
+const SEQUENCE_HEADER: &str = "webhook-sequence";
+
+/// What a redirect to another host takes along: nothing that is the endpoint's own, and no signature.
+const KEPT_ACROSS_HOSTS: [HeaderName; 8] = [
+    HeaderName::from_static(WEBHOOK_HEADERS.id),
+    HeaderName::from_static(WEBHOOK_HEADERS.timestamp),
+    HeaderName::from_static(SVIX_HEADERS.id),
+    HeaderName::from_static(SVIX_HEADERS.timestamp),
+    HeaderName::from_static(ATTEMPT_HEADER),
+    HeaderName::from_static(SEQUENCE_HEADER),
+    header::USER_AGENT,
+    header::CONTENT_TYPE,
+];
+
 /// Carries letters to their endpoints.
 pub struct Carrier {
     directory: Arc<Directory>,
     transport: Transport,
     ids: IdCodec,
-    policy: Policy,
     rng: Mutex<StdRng>,
     meters: Meters,
 }
@@ -40,38 +56,60 @@ impl Carrier {
             directory,
             transport,
             ids,
-            policy: Policy::default(),
             rng: Mutex::new(StdRng::try_from_rng(&mut rand::rngs::SysRng).expect("the system gives random numbers")),
             meters: Meters::new(),
         }
     }
 
     /// Tries once, and says what becomes of the delivery.
-    pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settlement {
+    pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settled {
         let started = clock::now();
-        if self.policy.is_expired(parcel.progress, started) {
-            return self.end_untried(parcel, DeathReason::Expired, started);
-        }
-        let endpoint = match self.directory.endpoint(parcel.id.endpoint).await {
-            Ok(Some(endpoint)) if endpoint.is_whole => endpoint,
+        let (endpoint, rules) = match self.rules_of(&parcel).await {
+            Ok(Some(found)) => found,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
             // Our own trouble: nobody was called, and nothing is charged.
-            Ok(Some(_)) | Err(_) => {
-                return self.settle(parcel, None, &Outcome::Failed(Fault::LocalResource), (started, started));
-            }
+            Err(_) => return Settled::untouched(&parcel, started),
         };
+        // It was paused a moment ago, and its lane has not heard of that yet. Whoever was told that it is paused must not
+        // see it called after that.
+        if endpoint.lane.parked {
+            return Settled::untouched(&parcel, started);
+        }
+        let expired = rules.policy.is_expired(parcel.progress, parcel.queued_at, started);
+        if expired && parcel.id.trigger == Trigger::Scheduled {
+            return self.end_untried(parcel, DeathReason::Expired, started);
+        }
         let Some(payload) = parcel.cargo.payload.clone() else {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
-        let exchange = self.exchange(&endpoint, &parcel, payload, started).await;
-        let ended = started.plus(exchange.duration);
-        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, exchange: &exchange };
-        self.settle(parcel, Some(sent), &exchange.outcome, (started, ended))
+        let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
+        let times = (started, started.plus(exchange.duration));
+        let verdict = {
+            let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+            policy::judge(&rules.policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
+        };
+        self.settle(parcel, &endpoint, &exchange, verdict, times)
+    }
+
+    /// Ends a delivery whose turn came while the endpoint's breaker was open.
+    pub fn end_by_breaker(&self, parcel: Parcel<Cargo>) -> Settled {
+        self.end_untried(parcel, DeathReason::Breaker, clock::now())
+    }
+
+    /// The endpoint, and the rules of this delivery. `None`: the endpoint was deleted.
+    async fn rules_of(&self, parcel: &Parcel<Cargo>) -> Result<Option<(Arc<EndpointEntry>, RulesOf)>, StoreError> {
+        let Some(endpoint) = self.directory.endpoint(parcel.id.endpoint).await? else { return Ok(None) };
+        if !endpoint.is_whole {
+            return Err(StoreError::Database("the endpoint's secrets cannot be opened".to_owned()));
+        }
+        let rules = self.directory.rules(&endpoint, &parcel.cargo.event_type).await?;
+        Ok(Some((endpoint, rules)))
     }
 
     async fn exchange(
         &self,
         endpoint: &EndpointEntry,
+        rules: &Rules,
         parcel: &Parcel<Cargo>,
         body: Bytes,
         now: Timestamp,
@@ -79,7 +117,16 @@ impl Carrier {
         match &endpoint.target {
             Ok(url) => {
                 let headers = self.headers(endpoint, parcel, &body, now);
-                self.transport.post(Request { url, headers, body, timeouts: Timeouts::default() }).await
+                self.transport
+                    .post(Request {
+                        url,
+                        headers,
+                        body,
+                        timeouts: rules.timeouts,
+                        redirects_max: rules.redirects_max,
+                        kept_across_hosts: &KEPT_ACROSS_HOSTS,
+                    })
+                    .await
             }
             Err(_) => Exchange::forbidden(),
         }
@@ -89,18 +136,38 @@ impl Carrier {
     fn headers(&self, endpoint: &EndpointEntry, parcel: &Parcel<Cargo>, body: &[u8], now: Timestamp) -> HeaderMap {
         let id = self.ids.encode(Kind::Message, parcel.id.message.raw());
         let timestamp = now.as_millis().div_euclid(1_000);
-        let signature = sign(&endpoint.signing_keys(now), &id, timestamp, body);
+        let keys = endpoint.signing_keys(now);
+        let signature = sign(&keys, &id, timestamp, body);
         let own = |value: String| HeaderValue::try_from(value).expect("base62, base64 and digits fit in a header");
-        let (id, timestamp, signature) = (own(id), HeaderValue::from(timestamp), own(signature));
+        let (id, signature) = (own(id), own(signature));
 
         let mut headers = endpoint.headers.clone();
         headers.reserve(10);
         for names in [WEBHOOK_HEADERS, SVIX_HEADERS] {
             headers.insert(HeaderName::from_static(names.id), id.clone());
-            headers.insert(HeaderName::from_static(names.timestamp), timestamp.clone());
+            headers.insert(HeaderName::from_static(names.timestamp), HeaderValue::from(timestamp));
             headers.insert(HeaderName::from_static(names.signature), signature.clone());
         }
+        let (header, id_header, text) = match &endpoint.rules.signature {
+            SignatureForm::Standard => (None, None, None),
+            SignatureForm::Stripe { header, id_header } => {
+                (Some(header), id_header.as_ref(), Some(stripe_header(&keys, timestamp, body)))
+            }
+            SignatureForm::Scheme { header, id_header } => {
+                (Some(header), id_header.as_ref(), Some(scheme_header(&keys, timestamp, body)))
+            }
+        };
+        for (name, value) in [(header, text.map(own)), (id_header, Some(id))] {
+            // Only names that can be one were ever stored.
+            if let (Some(Ok(name)), Some(value)) = (name.map(HeaderName::try_from), value) {
+                headers.insert(name, value);
+            }
+        }
         headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));
+        let sequence = parcel.cargo.sequences.iter().find(|(endpoint, _)| *endpoint == parcel.id.endpoint);
+        if let Some((_, number)) = sequence {
+            headers.insert(HeaderName::from_static(SEQUENCE_HEADER), HeaderValue::from(*number));
+        }
         headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("Postrider/", env!("CARGO_PKG_VERSION"))));
         let content_type = match &parcel.cargo.content_type {
             Some(given) => HeaderValue::try_from(given).ok(),
@@ -114,48 +181,30 @@ impl Carrier {
     fn settle(
         &self,
         parcel: Parcel<Cargo>,
-        sent: Option<Sent<'_>>,
-        outcome: &Outcome,
-        times: (Timestamp, Timestamp),
-    ) -> Settlement {
-        let verdict = {
-            let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-            policy::judge(&self.policy, parcel.id.trigger, parcel.progress, outcome, times, &mut *rng)
-        };
+        endpoint: &EndpointEntry,
+        exchange: &Exchange,
+        verdict: Verdict,
+        (started, ended): (Timestamp, Timestamp),
+    ) -> Settled {
         let postponed = matches!(verdict.next, Next::Postponed { .. });
-        let progress = if postponed { parcel.progress } else { one_more(parcel.progress, times.0) };
-        let attempt = sent.filter(|_| !postponed).map(|sent| sent.record(verdict, outcome));
+        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange };
+        let attempt = (!postponed).then(|| sent.record(verdict));
         self.meters.count(verdict, attempt.as_ref());
-        let status = attempt.as_ref().and_then(|attempt| attempt.status);
         tracing::debug!(
             message = parcel.id.message.raw(),
             endpoint = parcel.id.endpoint.raw(),
-            attempt = progress.attempts,
-            status,
+            attempt = verdict.progress.attempts,
+            status = attempt.as_ref().and_then(|attempt| attempt.status),
             class = ?verdict.class,
             rule = ?verdict.rule,
             "attempt settled"
         );
-        let disable_endpoint = verdict.class == Class::Gone && parcel.id.trigger == Trigger::Scheduled;
-        if disable_endpoint {
-            tracing::warn!(
-                endpoint = self.ids.id_of(parcel.id.endpoint),
-                "the endpoint says it is gone, and is disabled"
-            );
-        }
-        Settlement {
-            id: parcel.id,
-            handed: parcel.handed,
-            cycle: parcel.cycle,
-            progress,
-            at: times.1,
-            attempt,
-            next: verdict.next,
-            disable_endpoint,
-        }
+        let settlement =
+            Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
+        Settled { settlement, verdict: Some(verdict).filter(|_| !postponed) }
     }
 
-    fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settlement {
+    fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settled {
         let next = match parcel.id.trigger {
             Trigger::Scheduled => Next::Dead(reason),
             Trigger::Manual => Next::Nothing,
@@ -163,51 +212,78 @@ impl Carrier {
         if let Next::Dead(reason) = next {
             self.meters.count_death(reason);
         }
-        Settlement {
-            id: parcel.id,
-            handed: parcel.handed,
-            cycle: parcel.cycle,
-            progress: parcel.progress,
-            at,
-            attempt: None,
-            next,
-            disable_endpoint: false,
-        }
+        Settled { settlement: Settlement { next, ..untouched(&parcel, at) }, verdict: None }
     }
 }
 
-fn one_more(progress: Progress, started: Timestamp) -> Progress {
-    Progress { attempts: progress.attempts + 1, first_attempt_at: progress.first_attempt_at.or(Some(started)) }
+/// What became of a parcel, and what it tells about its endpoint.
+pub struct Settled {
+    pub settlement: Settlement,
+    /// `None`: nothing was learned about the endpoint.
+    pub verdict: Option<Verdict>,
 }
+
+impl Settled {
+    /// Nothing has happened: it is tried again soon, as if for the first time.
+    pub fn untouched(parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
+        Self { settlement: untouched(parcel, now), verdict: None }
+    }
+}
+
+fn untouched(parcel: &Parcel<Cargo>, at: Timestamp) -> Settlement {
+    Settlement {
+        id: parcel.id,
+        handed: parcel.handed,
+        cycle: parcel.cycle,
+        progress: parcel.progress,
+        at,
+        attempt: None,
+        next: Next::Postponed { due: at.plus(POSTPONEMENT) },
+        order: parcel.order,
+        health: None,
+        disable: None,
+    }
+}
+
+/// How long a delivery waits after trouble of our own.
+const POSTPONEMENT: Duration = Duration::from_secs(1);
 
 /// A request that was made.
 struct Sent<'e> {
     url: Arc<str>,
     started: Timestamp,
+    held: Option<Held>,
     exchange: &'e Exchange,
 }
 
 impl Sent<'_> {
-    fn record(self, verdict: Verdict, outcome: &Outcome) -> AttemptRecord {
+    fn record(self, verdict: Verdict) -> AttemptRecord {
         AttemptRecord {
             started_at: self.started,
             duration: self.exchange.duration,
-            url: Arc::clone(&self.url),
-            status: match outcome {
+            url: match &self.exchange.final_url {
+                Some(led_to) => led_to.as_str().into(),
+                None => Arc::clone(&self.url),
+            },
+            status: match &self.exchange.outcome {
                 Outcome::Answered(answer) => Some(answer.status),
                 Outcome::Failed(_) => None,
             },
-            response: self.response(verdict, outcome),
+            response: self.response(verdict),
             class: verdict.class,
             rule: verdict.rule,
+            held: self.held,
         }
     }
 
     /// What is kept of the answer: its body, or in words why there is none.
-    fn response(&self, verdict: Verdict, outcome: &Outcome) -> Bytes {
-        match (outcome, verdict.rule) {
+    fn response(&self, verdict: Verdict) -> Bytes {
+        match (&self.exchange.outcome, verdict.rule) {
             (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::Redirect) => {
                 Bytes::from(format!("{status}: redirects are not followed; the receiver points to {location}"))
+            }
+            (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::RedirectRefused) => {
+                Bytes::from(format!("{status}: this redirect is not followed; it points to {location}"))
             }
             (Outcome::Answered(_), _) => self.exchange.body.clone(),
             (Outcome::Failed(_), _) => self.exchange.detail.clone().map(Bytes::from).unwrap_or_default(),
@@ -259,6 +335,8 @@ impl Meters {
             DeathReason::Exhausted => "exhausted",
             DeathReason::Expired => "expired",
             DeathReason::EndpointGone => "endpoint_gone",
+            DeathReason::Cancelled => "cancelled",
+            DeathReason::Breaker => "breaker",
         };
         metrics::counter!("postrider_dead_letters_total", "reason" => reason).increment(1);
     }

@@ -8,9 +8,10 @@ use super::{
     fields::{Metadata, Rate, Title, Uid, either},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut},
+    rules::{RulesPatch, with_rules},
     time::Time,
 };
-use crate::{directory::AppEntry, ids::IdCodec, tokens::Principal};
+use crate::{directory::AppEntry, ids::IdCodec, rules::Rules, tokens::Principal};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -27,6 +28,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(get, put, patch, delete))
 }
 
+with_rules! {
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ApplicationIn {
@@ -43,7 +45,9 @@ pub struct ApplicationIn {
     #[schema(value_type = Option<u16>, minimum = 1)]
     rate_limit: Option<Rate>,
 }
+}
 
+with_rules! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ApplicationPatch {
@@ -63,6 +67,7 @@ pub struct ApplicationPatch {
     #[schema(value_type = Option<u16>)]
     rate_limit: Patch<Rate>,
 }
+}
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -74,6 +79,9 @@ pub struct ApplicationOut {
     metadata: BTreeMap<String, String>,
     throttle_rate: Option<u32>,
     rate_limit: Option<u32>,
+    /// What holds for its endpoints where they say nothing themselves.
+    #[serde(flatten)]
+    rules: Rules,
     created_at: Time,
     updated_at: Time,
 }
@@ -87,6 +95,7 @@ impl ApplicationOut {
             metadata: application.metadata,
             throttle_rate: application.rate_limit,
             rate_limit: application.rate_limit,
+            rules: Rules::stored(application.rules.as_deref()),
             created_at: Time(application.created_at),
             updated_at: Time(application.updated_at),
         }
@@ -98,16 +107,19 @@ struct Wanted {
     uid: Option<String>,
     name: String,
     rate_limit: Option<u32>,
+    rules: RulesPatch,
     metadata: BTreeMap<String, String>,
 }
 
 impl ApplicationIn {
-    fn wanted(self) -> Result<Wanted, Error> {
+    fn wanted(mut self) -> Result<Wanted, Error> {
+        let rules = self.take_rules();
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
         Ok(Wanted {
             uid: self.uid.map(|uid| uid.0),
             name: self.name.0,
             rate_limit: rate.map(|rate| rate.0),
+            rules,
             metadata: self.metadata.unwrap_or_default().0,
         })
     }
@@ -121,6 +133,7 @@ impl Wanted {
             uid: self.uid,
             name: self.name,
             rate_limit: self.rate_limit,
+            rules: self.rules.apply(None).to_store(),
             metadata: self.metadata,
             created_at: now,
             updated_at: now,
@@ -128,13 +141,15 @@ impl Wanted {
     }
 
     fn replace(self, old: &Application, now: Timestamp) -> Application {
-        Application { version: old.version + 1, created_at: old.created_at, ..self.create(old.key, now) }
+        let rules = self.rules.clone().apply(old.rules.as_deref()).to_store();
+        Application { version: old.version + 1, rules, created_at: old.created_at, ..self.create(old.key, now) }
     }
 }
 
 impl ApplicationPatch {
-    fn apply(self, old: &Application, now: Timestamp) -> Result<Application, Error> {
-        let mut new = Application { version: old.version + 1, updated_at: now, ..old.clone() };
+    fn apply(mut self, old: &Application, now: Timestamp) -> Result<Application, Error> {
+        let rules = self.take_rules().apply(old.rules.as_deref()).to_store();
+        let mut new = Application { version: old.version + 1, rules, updated_at: now, ..old.clone() };
         if let Some(Title(name)) = self.name {
             new.name = name;
         }
@@ -164,6 +179,7 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
     }
     let now = (api.clock)();
     let created = wanted.create(AppKey::new(api.store.mint(now)), now);
+    check_rules(api, None, &created)?;
     let key = created.key;
     match api.store.put_application(created, Expect::Absent, None).await {
         Ok(()) => api.directory.changed(key),
@@ -172,6 +188,10 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
         Err(other) => return Err(other.into()),
     }
     api.directory.application(&by).await?.ok_or(Error::NotFound)
+}
+
+fn check_rules(api: &Api, old: Option<&Application>, new: &Application) -> Result<(), Error> {
+    api.check_rules(&[], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
 /// List the applications.
@@ -225,6 +245,7 @@ async fn create(
     let existing = wanted.uid.clone().filter(|_| get_if_exists).map(By::Uid);
     let now = (api.clock)();
     let application = wanted.create(AppKey::new(api.store.mint(now)), now);
+    check_rules(&api, None, &application)?;
     let app = application.key;
     let prepared = answer(StatusCode::CREATED, &ApplicationOut::of(&api.ids, application.clone()));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
@@ -270,14 +291,16 @@ async fn put(
             wanted.uid = Some(uid.clone());
         }
         let now = (api.clock)();
-        let (status, new, expect) = match (api.store.application(by.clone()).await?, &by) {
-            (Some(old), _) => (StatusCode::OK, wanted.replace(&old, now), Expect::Version(old.version)),
+        let old = api.store.application(by.clone()).await?;
+        let (status, new, expect) = match (&old, &by) {
+            (Some(old), _) => (StatusCode::OK, wanted.replace(old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 (StatusCode::CREATED, wanted.create(AppKey::new(api.store.mint(now)), now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
+        check_rules(&api, old.as_ref(), &new)?;
         let (app, shown) = (new.key, ApplicationOut::of(&api.ids, new.clone()));
         match api.store.put_application(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -312,6 +335,9 @@ async fn patch(
         let patch: ApplicationPatch = parse(&body)?;
         let old = api.store.application(By::Key(app.key())).await?.ok_or(Error::NotFound)?;
         let new = patch.apply(&old, (api.clock)())?;
+        if new.rules != old.rules {
+            check_rules(&api, Some(&old), &new)?;
+        }
         let shown = ApplicationOut::of(&api.ids, new.clone());
         match api.store.put_application(new, Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,

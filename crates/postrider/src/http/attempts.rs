@@ -3,14 +3,14 @@
 use super::{
     Api,
     auth::InApp,
-    error::{Error, HttpErrorOut},
+    error::Error,
     extract::Query,
     filter::message_filter,
     idempotency::{IdempotencyKey, answer, conclude, json},
     messages::{self, MessageOut},
     page::{Asked, ListOut},
     payload::Detail,
-    status::{MessageStatus, next_attempt},
+    status::{MessageStatus, StatusClass, next_attempt},
     time::Time,
     verdict::VerdictOut,
 };
@@ -22,7 +22,6 @@ use postrider_store::{Attempt, AttemptFilter, AttemptsOf, By, Cut, DeliveryState
 use serde::Serialize;
 use std::{
     collections::{HashMap, hash_map::Entry},
-    str::FromStr,
     sync::Arc,
 };
 use utoipa::ToSchema;
@@ -147,15 +146,8 @@ async fn list_attempted_messages(State(api): State<Arc<Api>>, app: InApp, mut qu
     let detail = Detail::take(&mut query)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let states = match status.map(MessageStatus::state) {
-        None => Some(Vec::new()),
-        Some(Some(state)) => Some(vec![state]),
-        Some(None) => None,
-    };
-    let messages = match states {
-        Some(states) => api.store.messages_of_endpoint(app.key(), endpoint.key, filter, states, page).await?,
-        None => Vec::new(),
-    };
+    let states = status.into_iter().map(MessageStatus::state).collect();
+    let messages = api.store.messages_of_endpoint(app.key(), endpoint.key, filter, states, page).await?;
     let list = asked.answer(
         messages,
         &api.ids,
@@ -274,8 +266,7 @@ async fn resend(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, qu
     let message = messages::find(&api, &app).await?;
     let endpoint = app.endpoint(&api).await?;
     if message.payload_gone {
-        let detail = "The payload of this message has expired or was removed".into();
-        return Ok(json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail }));
+        return Ok(messages::payload_gone());
     }
     let prepared = answer(StatusCode::ACCEPTED, &EmptyResponse {});
     let remember = key.remember(&app.principal, &[], &prepared);
@@ -314,7 +305,7 @@ pub struct MessageAttemptOut {
 }
 
 impl MessageAttemptOut {
-    fn of(ids: &IdCodec, attempt: Attempt, detail: Detail, message: Option<Message>) -> Self {
+    pub fn of(ids: &IdCodec, attempt: Attempt, detail: Detail, message: Option<Message>) -> Self {
         let status = MessageStatus::of_attempt(attempt.record.class);
         Self {
             id: ids.id_of(attempt.key),
@@ -388,7 +379,7 @@ impl MessageEndpointOut {
             uid: endpoint.uid,
             url: endpoint.url,
             description: endpoint.description,
-            disabled: endpoint.disabled,
+            disabled: endpoint.disabled.is_some(),
             filter_types: endpoint.event_types.clone(),
             event_types: endpoint.event_types,
             channels: endpoint.channels,
@@ -428,7 +419,7 @@ fn attempt_filter(
     now: Timestamp,
 ) -> Result<Option<AttemptFilter>, Error> {
     let message = message_filter(query, from, now)?;
-    let status_class = query.parsed::<StatusCodeClass>("status_code_class", "0, 100, 200, 300, 400 or 500")?;
+    let status_class = query.parsed::<StatusClass>("status_code_class", "0, 100, 200, 300, 400 or 500")?;
     let succeeded = match take_status(query)? {
         None => None,
         Some(MessageStatus::Success) => Some(true),
@@ -436,7 +427,12 @@ fn attempt_filter(
         // An attempt is recorded when it is over.
         Some(MessageStatus::Pending | MessageStatus::Sending | MessageStatus::Canceled) => return Ok(None),
     };
-    Ok(Some(AttemptFilter { message, endpoint: None, succeeded, status_class: status_class.map(|class| class.0) }))
+    Ok(Some(AttemptFilter {
+        message,
+        endpoint: None,
+        succeeded,
+        status_class: status_class.map(StatusClass::hundreds),
+    }))
 }
 
 fn take_status(query: &mut Query) -> Result<Option<MessageStatus>, Error> {
@@ -447,18 +443,6 @@ fn take_status(query: &mut Query) -> Result<Option<MessageStatus>, Error> {
 /// Whether "canceled" may be answered. Nothing is canceled yet, so that both answers are the same.
 fn take_expanded_statuses(query: &mut Query) -> Result<(), Error> {
     query.flag("expanded_statuses").map(|_| ())
-}
-
-/// The hundreds of a status, counted.
-struct StatusCodeClass(u16);
-
-impl FromStr for StatusCodeClass {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let classes = ["0", "100", "200", "300", "400", "500"];
-        classes.into_iter().zip(0..).find(|(name, _)| *name == text).map(|(_, class)| Self(class)).ok_or(())
-    }
 }
 
 async fn attempts(
@@ -496,9 +480,9 @@ mod tests {
     use bytes::Bytes;
     use postrider_engine::{
         DeliveryId,
-        policy::{Class, DeathReason, Rule},
+        policy::{Class, DeathReason, DisableReason, Rule},
     };
-    use postrider_store::{AttemptRecord, Content};
+    use postrider_store::{AttemptRecord, Content, Disabled};
     use serde_json::json as value;
     use std::time::Duration;
 
@@ -522,6 +506,7 @@ mod tests {
                 response: Bytes::from_static(b"caf\xc3\xa9 \xff\x00"),
                 class: Class::Transient,
                 rule: Rule::ServerError,
+                held: None,
             },
             expunged: false,
             next: None,
@@ -540,6 +525,8 @@ mod tests {
                 channels: vec!["c".into()],
                 tags: vec!["t".into()],
                 content_type: None,
+                ordering_key: None,
+                deliver_at: None,
                 payload: Bytes::from(r#"{"secret":1}"#),
             },
             payload_gone: false,
@@ -555,11 +542,12 @@ mod tests {
             uid: None,
             url: "https://example.com/hook".into(),
             description: "billing".into(),
-            disabled: true,
+            disabled: Some(Disabled { why: DisableReason::Manual, at: NOW }),
             event_types: Some(vec!["invoice.paid".into()]),
             channels: None,
             metadata: Default::default(),
             rate_limit: Some(10),
+            rules: None,
             sealed: Vec::new(),
             created_at: NOW,
             updated_at: NOW,

@@ -71,11 +71,7 @@ impl InApp {
 
     /// Refuses the holder of a portal token that was made without this capability.
     pub fn require(&self, capability: Capability) -> Result<(), Error> {
-        match &self.principal {
-            Principal::Environment => Ok(()),
-            Principal::Application { access, .. } if allows(access, capability) => Ok(()),
-            Principal::Application { .. } => Err(Error::InsufficientAccess),
-        }
+        require(&self.principal, capability)
     }
 
     /// For what only the owner of the whole deployment does to an application.
@@ -98,6 +94,14 @@ impl InApp {
     /// The endpoint that the path names.
     pub async fn endpoint(&self, api: &Api) -> Result<Endpoint, Error> {
         api.store.endpoint(self.key(), self.endpoint_by(api)?).await?.ok_or(Error::NotFound)
+    }
+}
+
+pub fn require(principal: &Principal, capability: Capability) -> Result<(), Error> {
+    match principal {
+        Principal::Environment => Ok(()),
+        Principal::Application { access, .. } if allows(access, capability) => Ok(()),
+        Principal::Application { .. } => Err(Error::InsufficientAccess),
     }
 }
 

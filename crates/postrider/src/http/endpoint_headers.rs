@@ -12,7 +12,7 @@ use super::{
     fields::{NullableStrings, Strings},
     idempotency::json,
 };
-use crate::{tokens::Capability, vault::Private};
+use crate::{rules::headers::is_forbidden, tokens::Capability, vault::Private};
 use axum::{extract::State, response::Response};
 use http::{HeaderName, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -96,11 +96,6 @@ fn is_value(value: &str) -> bool {
     value.len() <= VALUE_MAX && value.bytes().all(|b| matches!(b, b'\t' | b' '..=b'~')) && value.trim() == value
 }
 
-/// Headers that frame the request, that we set ourselves, or that clouds and proxies trust.
-fn is_forbidden(name: &str) -> bool {
-    FORBIDDEN.contains(&name) || FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-}
-
 /// Headers whose values are credentials, by all that their names tell.
 fn is_sensitive(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -178,28 +173,6 @@ async fn write(
 const HEADERS_MAX: usize = 50;
 const NAME_MAX: usize = 256;
 const VALUE_MAX: usize = 4_096;
-const FORBIDDEN: [&str; 18] = [
-    "accept-encoding",
-    "connection",
-    "date",
-    "expect",
-    "forwarded",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "range",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "via",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-];
-const FORBIDDEN_PREFIXES: [&str; 8] =
-    ["content-", "postrider-", "proxy-", "svix-", "webhook-", "x-amz-", "x-google-", "x-svix-"];
 const SENSITIVE_PARTS: [&str; 9] =
     ["authorization", "authenticate", "token", "secret", "password", "api-key", "apikey", "cookie", "credential"];
 

@@ -3,26 +3,28 @@
 use super::{
     Api,
     auth::InApp,
-    endpoint_headers,
+    endpoint_headers, endpoint_health,
     error::{Error, HttpErrorOut, HttpValidationError},
     event_types,
     extract::{JsonBytes, Patch, Query, given, parse},
     fields::{Channel, Description, Metadata, Rate, Several, Strings, TypeName, Uid, either},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut},
+    rules::{RulesPatch, with_rules},
     time::Time,
 };
 use crate::{
     ids::IdCodec,
+    rules::Rules,
     tokens::Capability,
     transport::url::{EndpointUrl, UrlRules},
     vault::{ActiveSecret, Private},
 };
 use axum::{extract::State, response::Response};
 use http::StatusCode;
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{EndpointKey, Timestamp, policy::DisableReason};
 use postrider_signature::Secret;
-use postrider_store::{By, Endpoint, Expect, Order, PutError};
+use postrider_store::{By, Disabled, Endpoint, Expect, Order, PutError};
 use rand::CryptoRng;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{collections::BTreeMap, sync::Arc};
@@ -34,6 +36,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(get, put, patch, delete))
 }
 
+with_rules! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointIn {
@@ -70,9 +73,11 @@ pub struct EndpointIn {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
+with_rules! {
 /// Without secret and headers, which have operations of their own.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointUpsertIn {
     #[schema(example = "https://example.com/webhooks")]
@@ -97,7 +102,9 @@ pub struct EndpointUpsertIn {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
+with_rules! {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointPatch {
@@ -133,6 +140,7 @@ pub struct EndpointPatch {
     #[schema(deprecated)]
     version: Option<u16>,
 }
+}
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +158,8 @@ pub struct EndpointOut {
     throttle_rate: Option<u32>,
     rate_limit: Option<u32>,
     version: u16,
+    #[serde(flatten)]
+    rules: Rules,
     created_at: Time,
     updated_at: Time,
 }
@@ -164,7 +174,7 @@ impl EndpointOut {
             uid: endpoint.uid,
             url: endpoint.url,
             description: endpoint.description,
-            disabled: endpoint.disabled,
+            disabled: endpoint.disabled.is_some(),
             event_types: endpoint.event_types.clone(),
             filter_types: endpoint.event_types,
             channels: endpoint.channels,
@@ -172,6 +182,7 @@ impl EndpointOut {
             throttle_rate: endpoint.rate_limit,
             rate_limit: endpoint.rate_limit,
             version: VERSION,
+            rules: Rules::stored(endpoint.rules.as_deref()),
             created_at: Time(endpoint.created_at),
             updated_at: Time(endpoint.updated_at),
         }
@@ -212,11 +223,13 @@ struct Wanted {
     channels: Option<Vec<String>>,
     metadata: BTreeMap<String, String>,
     rate_limit: Option<u32>,
+    rules: RulesPatch,
 }
 
 impl EndpointUpsertIn {
-    fn wanted(self, rules: &UrlRules<'_>) -> Result<Wanted, Error> {
+    fn wanted(mut self, rules: &UrlRules<'_>) -> Result<Wanted, Error> {
         check_version(self.version)?;
+        let own_rules = self.take_rules();
         let event_types = either(("eventTypes", self.event_types), ("filterTypes", self.filter_types))?;
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
         Ok(Wanted {
@@ -228,13 +241,15 @@ impl EndpointUpsertIn {
             channels: self.channels.and_then(channel_names),
             metadata: self.metadata.unwrap_or_default().0,
             rate_limit: rate.map(|rate| rate.0),
+            rules: own_rules,
         })
     }
 }
 
 impl EndpointIn {
     /// What the endpoint is, and what of it is to be sealed.
-    fn wanted(self, rules: &UrlRules<'_>, rng: &mut impl CryptoRng) -> Result<(Wanted, Private), Error> {
+    fn wanted(mut self, rules: &UrlRules<'_>, rng: &mut impl CryptoRng) -> Result<(Wanted, Private), Error> {
+        let own_rules = self.take_rules();
         let headers = endpoint_headers::check(self.headers.unwrap_or_default().0)?;
         let secret = self.secret.map_or_else(|| new_secret(rng), |secret| secret.0);
         let rest = EndpointUpsertIn {
@@ -249,8 +264,10 @@ impl EndpointIn {
             throttle_rate: self.throttle_rate,
             rate_limit: self.rate_limit,
             version: self.version,
+            ..EndpointUpsertIn::default()
         };
-        Ok((rest.wanted(rules)?, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
+        let wanted = Wanted { rules: own_rules, ..rest.wanted(rules)? };
+        Ok((wanted, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
     }
 }
 
@@ -263,11 +280,12 @@ impl Wanted {
             uid: self.uid,
             url: self.url,
             description: self.description,
-            disabled: self.disabled,
+            disabled: self.disabled.then_some(Disabled { why: DisableReason::Manual, at: now }),
             event_types: self.event_types,
             channels: self.channels,
             metadata: self.metadata,
             rate_limit: self.rate_limit,
+            rules: self.rules.apply(None).to_store(),
             sealed,
             created_at: now,
             updated_at: now,
@@ -275,8 +293,12 @@ impl Wanted {
     }
 
     fn replace(self, app: &InApp, old: &Endpoint, now: Timestamp) -> Endpoint {
+        let rules = self.rules.clone().apply(old.rules.as_deref()).to_store();
+        let disabled = self.disabled.then(|| old.disabled.unwrap_or(Disabled { why: DisableReason::Manual, at: now }));
         Endpoint {
             version: old.version + 1,
+            rules,
+            disabled,
             created_at: old.created_at,
             ..self.create(app, old.key, old.sealed.clone(), now)
         }
@@ -284,9 +306,11 @@ impl Wanted {
 }
 
 impl EndpointPatch {
-    fn apply(self, old: &Endpoint, rules: &UrlRules<'_>, now: Timestamp) -> Result<Endpoint, Error> {
+    fn apply(mut self, old: &Endpoint, rules: &UrlRules<'_>, now: Timestamp) -> Result<Endpoint, Error> {
         check_version(self.version)?;
-        let mut new = Endpoint { version: old.version + 1, updated_at: now, ..old.clone() };
+        let new_rules = self.take_rules().apply(old.rules.as_deref());
+        let mut new =
+            Endpoint { version: old.version + 1, rules: new_rules.to_store(), updated_at: now, ..old.clone() };
         if let Some(url) = self.url {
             new.url = read_url(&url, rules)?;
         }
@@ -294,7 +318,7 @@ impl EndpointPatch {
             new.description = description;
         }
         if let Some(disabled) = self.disabled {
-            new.disabled = disabled;
+            new.disabled = disabled.then(|| old.disabled.unwrap_or(Disabled { why: DisableReason::Manual, at: now }));
         }
         if let Some(Metadata(metadata)) = self.metadata {
             new.metadata = metadata;
@@ -398,6 +422,10 @@ fn channel_names(list: Channels) -> Option<Vec<String>> {
     (!list.0.is_empty()).then(|| list.0.into_iter().map(|name| name.0).collect())
 }
 
+fn check_rules(api: &Api, app: &InApp, old: Option<&Endpoint>, new: &Endpoint) -> Result<(), Error> {
+    api.check_rules(&[&app.entry.layer], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
+}
+
 fn check_version(version: Option<u16>) -> Result<(), Error> {
     match version {
         None | Some(VERSION) => Ok(()),
@@ -448,6 +476,7 @@ async fn create(
     let now = (api.clock)();
     let minted = EndpointKey::new(api.store.mint(now));
     let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
+    check_rules(&api, &app, None, &endpoint)?;
     let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
     let remember = key.remember(&app.principal, &body, &prepared);
     let written = api.store.put_endpoint(endpoint, Expect::Absent, remember).await;
@@ -499,8 +528,9 @@ async fn put(
     for _ in 0..TRIES_MAX {
         let wanted = wanted.clone();
         let now = (api.clock)();
-        let (status, new, expect) = match (api.store.endpoint(app.key(), by.clone()).await?, &by) {
-            (Some(old), _) => (StatusCode::OK, wanted.replace(&app, &old, now), Expect::Version(old.version)),
+        let old = api.store.endpoint(app.key(), by.clone()).await?;
+        let (status, new, expect) = match (&old, &by) {
+            (Some(old), _) => (StatusCode::OK, wanted.replace(&app, old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 let minted = EndpointKey::new(api.store.mint(now));
                 let secret = ActiveSecret { secret: new_secret(&mut *api.rng()), expires_at: None };
@@ -510,6 +540,10 @@ async fn put(
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
+        check_rules(&api, &app, old.as_ref(), &new)?;
+        if let Some(old) = old.as_ref().filter(|old| old.disabled.is_some()) {
+            endpoint_health::end_resume(&api, &app, old).await?;
+        }
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
@@ -547,9 +581,15 @@ async fn patch(
     for _ in 0..TRIES_MAX {
         let patch: EndpointPatch = parse(&body)?;
         let old = app.endpoint(&api).await?;
+        if old.disabled.is_some() && patch.disabled.is_some() {
+            endpoint_health::end_resume(&api, &app, &old).await?;
+        }
         let new = patch.apply(&old, &api.url_rules(), (api.clock)())?;
         if new.event_types != old.event_types {
             event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
+        }
+        if new.rules != old.rules {
+            check_rules(&api, &app, Some(&old), &new)?;
         }
         let shown = EndpointOut::of(&api.ids, new.clone());
         match api.store.put_endpoint(new, Expect::Version(old.version), None).await {
@@ -595,6 +635,7 @@ mod tests {
     use rand_chacha::ChaCha20Rng;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000);
+    const PAUSED: Option<Disabled> = Some(Disabled { why: DisableReason::Manual, at: NOW });
 
     fn read(body: &str) -> Result<(Wanted, Private), Error> {
         let guard = AddressGuard::new(Vec::new());
@@ -616,11 +657,12 @@ mod tests {
             uid: Some("u".into()),
             url: "https://example.com/".into(),
             description: String::new(),
-            disabled: false,
+            disabled: None,
             event_types: Some(vec!["a".into()]),
             channels: Some(vec!["c".into()]),
             metadata: BTreeMap::new(),
             rate_limit: Some(3),
+            rules: None,
             sealed: vec![1],
             created_at: Timestamp::from_millis(0),
             updated_at: Timestamp::from_millis(0),
@@ -693,7 +735,7 @@ mod tests {
     fn a_patch_changes_what_it_names() {
         for (body, expected) in [
             ("{}", endpoint()),
-            (r#"{"uid":null,"disabled":true}"#, Endpoint { uid: None, disabled: true, ..endpoint() }),
+            (r#"{"uid":null,"disabled":true}"#, Endpoint { uid: None, disabled: PAUSED, ..endpoint() }),
             (r#"{"eventTypes":null}"#, Endpoint { event_types: None, ..endpoint() }),
             (r#"{"filterTypes":[]}"#, Endpoint { event_types: None, ..endpoint() }),
             (r#"{"eventTypes":["b"]}"#, Endpoint { event_types: Some(vec!["b".into()]), ..endpoint() }),

@@ -138,7 +138,7 @@ impl Error {
 }
 
 impl Flaw {
-    pub fn new<const N: usize>(part: &str, path: [&str; N], msg: impl Into<String>) -> Self {
+    pub fn new<'p>(part: &'p str, path: impl IntoIterator<Item = &'p str>, msg: impl Into<String>) -> Self {
         let loc = std::iter::once(part).chain(path).map(str::to_owned).collect();
         Self { loc, msg: msg.into(), kind: "value_error" }
     }

@@ -8,9 +8,14 @@ use super::{
     fields::{Description, Several, TypeName},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut, Name},
+    rules::RulesPatch,
     time::Time,
 };
-use crate::{ids::is_name, tokens::Principal};
+use crate::{
+    ids::is_name,
+    rules::{RetryPolicy, Rules, StatusOverrides, TimeoutsIn},
+    tokens::Principal,
+};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -47,6 +52,16 @@ pub struct EventTypeIn {
     /// The older, single form of `featureFlags`.
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Option<TypeName>,
+    /// When messages of this type are tried again, whatever their endpoint says.
+    #[serde(default)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
+    retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -64,6 +79,16 @@ pub struct EventTypeUpsertIn {
     feature_flags: Option<Flags>,
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Option<TypeName>,
+    /// Kept if absent, taken away with null; as are the next two.
+    #[serde(default)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
+    retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -88,6 +113,15 @@ pub struct EventTypePatch {
     #[serde(default)]
     #[schema(value_type = Option<String>, deprecated)]
     feature_flag: Patch<TypeName>,
+    #[serde(default)]
+    #[schema(value_type = Option<crate::rules::RetryPolicyForm>)]
+    retry_policy: Patch<RetryPolicy>,
+    #[serde(default)]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, String>>)]
+    status_overrides: Patch<StatusOverrides>,
+    #[serde(default)]
+    #[schema(value_type = Option<TimeoutsIn>)]
+    timeouts: Patch<TimeoutsIn>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -103,6 +137,9 @@ pub struct EventTypeOut {
     feature_flags: Option<Vec<String>>,
     #[schema(deprecated)]
     feature_flag: Option<String>,
+    /// How its messages are delivered, where that is not as their endpoint says.
+    #[serde(flatten)]
+    rules: Rules,
     created_at: Time,
     updated_at: Time,
 }
@@ -141,6 +178,7 @@ impl EventTypeOut {
             group_name: event_type.group_name,
             feature_flag: event_type.feature_flags.as_ref().and_then(|flags| flags.first().cloned()),
             feature_flags: event_type.feature_flags,
+            rules: Rules::stored(event_type.rules.as_deref()),
             created_at: Time(event_type.created_at),
             updated_at: Time(event_type.updated_at),
         }
@@ -157,6 +195,9 @@ impl EventTypeIn {
             group_name: self.group_name,
             feature_flags: self.feature_flags,
             feature_flag: self.feature_flag,
+            retry_policy: self.retry_policy,
+            status_overrides: self.status_overrides,
+            timeouts: self.timeouts,
         };
         rest.create(self.name.0, now)
     }
@@ -173,6 +214,7 @@ impl EventTypeUpsertIn {
             feature_flags: flags(self.feature_flags, self.feature_flag)?,
             group_name: self.group_name.map(|name| name.0),
             schemas: self.schemas.map(|schemas| schemas.0),
+            rules: own_rules(self.retry_policy, self.status_overrides, self.timeouts).apply(None).to_store(),
             created_at: now,
             updated_at: now,
         })
@@ -182,6 +224,8 @@ impl EventTypeUpsertIn {
 impl EventTypePatch {
     fn apply(self, old: &EventType, now: Timestamp) -> Result<EventType, Error> {
         let mut new = next(old, old.clone(), now);
+        let rules = own_rules(self.retry_policy, self.status_overrides, self.timeouts);
+        new.rules = rules.apply(old.rules.as_deref()).to_store();
         if let Some(Description(description)) = self.description {
             new.description = description;
         }
@@ -204,8 +248,21 @@ impl EventTypePatch {
 }
 
 /// `new` as the version after `old`.
-fn next(old: &EventType, new: EventType, now: Timestamp) -> EventType {
+pub fn next(old: &EventType, new: EventType, now: Timestamp) -> EventType {
     EventType { version: old.version + 1, created_at: old.created_at, updated_at: now, ..new }
+}
+
+/// What an event type can say: all that concerns one delivery, and nothing that concerns an endpoint as a whole.
+pub fn own_rules(
+    retry_policy: Patch<RetryPolicy>,
+    status_overrides: Patch<StatusOverrides>,
+    timeouts: Patch<TimeoutsIn>,
+) -> RulesPatch {
+    RulesPatch { retry_policy, status_overrides, timeouts, ..RulesPatch::default() }
+}
+
+pub fn check_rules(api: &Api, old: Option<&EventType>, new: &EventType) -> Result<(), Error> {
+    api.check_rules(&[], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
 fn flags(list: Option<Flags>, single: Option<TypeName>) -> Result<Option<Vec<String>>, Error> {
@@ -312,6 +369,7 @@ async fn create(
         Some(old) if old.archived => (next(&old, new, now), Expect::Version(old.version)),
         Some(_) | None => (new, Expect::Absent),
     };
+    check_rules(&api, None, &new)?;
     let prepared = answer(StatusCode::CREATED, &EventTypeOut::of(new.clone(), Content::With));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
     match api.store.put_event_type(new, expect, remember).await {
@@ -358,11 +416,17 @@ async fn put(
         name.ok_or_else(|| Error::Invalid(vec![super::error::Flaw::new("path", ["event_type_name"], NAME_RULE)]))?;
     for _ in 0..TRIES_MAX {
         let now = (api.clock)();
-        let wanted = parse::<EventTypeUpsertIn>(&body)?.create(name.clone(), now)?;
+        let body: EventTypeUpsertIn = parse(&body)?;
+        let rules = own_rules(body.retry_policy.clone(), body.status_overrides.clone(), body.timeouts.clone());
+        let wanted = body.create(name.clone(), now)?;
         let (status, new, expect) = match api.store.event_type(&name).await? {
-            Some(old) => (StatusCode::OK, next(&old, wanted, now), Expect::Version(old.version)),
+            Some(old) => {
+                let rules = rules.apply(old.rules.as_deref()).to_store();
+                (StatusCode::OK, EventType { rules, ..next(&old, wanted, now) }, Expect::Version(old.version))
+            }
             None => (StatusCode::CREATED, wanted, Expect::Absent),
         };
+        check_rules(&api, None, &new)?;
         match api.store.put_event_type(new.clone(), expect, None).await {
             Err(PutError::Changed | PutError::Taken) => continue,
             written => written?,
@@ -420,7 +484,7 @@ async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn change(
+pub async fn change(
     api: &Api,
     name: &str,
     change: impl Fn(&EventType, Timestamp) -> Result<EventType, Error>,
@@ -428,6 +492,7 @@ async fn change(
     for _ in 0..TRIES_MAX {
         let old = api.store.event_type(name).await?.ok_or(Error::NotFound)?;
         let new = change(&old, (api.clock)())?;
+        check_rules(api, Some(&old), &new)?;
         match api.store.put_event_type(new.clone(), Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
@@ -438,7 +503,7 @@ async fn change(
 }
 
 /// The name in the path, if it can be one.
-struct PathName(Option<String>);
+pub struct PathName(pub Option<String>);
 
 impl FromRequestParts<Arc<Api>> for PathName {
     type Rejection = Infallible;

@@ -25,6 +25,25 @@ impl FromRequest<Arc<Api>> for JsonBytes {
     }
 }
 
+/// A body that may be left out and says nothing if it is there: empty, or `{}`.
+pub struct NoBody;
+
+impl FromRequest<Arc<Api>> for NoBody {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Nothing {}
+
+        let body = read(request.into_body(), api.settings.body_max).await?;
+        if !body.is_empty() {
+            let Nothing {} = parse(&body)?;
+        }
+        Ok(Self)
+    }
+}
+
 /// Reads a body of at most `bytes_max` bytes that comes at a fair pace.
 pub async fn read<B>(mut body: B, bytes_max: usize) -> Result<Bytes, Error>
 where

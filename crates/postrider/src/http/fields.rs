@@ -47,6 +47,13 @@ text!(
 );
 text!(Description, |text| is_text(text, 16_384), "must be at most 16384 characters, without NUL");
 
+text!(
+    /// By what messages are kept in order.
+    OrderingKey,
+    |text| !text.is_empty() && is_text(text, 256),
+    "must be 1 to 256 characters, without NUL"
+);
+
 fn is_text(text: &str, length_max: usize) -> bool {
     !text.contains('\0') && (text.len() <= length_max || text.chars().count() <= length_max)
 }

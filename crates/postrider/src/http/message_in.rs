@@ -7,16 +7,14 @@ use super::{
     applications::ApplicationIn,
     error::Error,
     extract,
-    fields::{Channel, Several, TypeName, Uid},
+    fields::{Channel, OrderingKey, Several, TypeName, Uid},
     payload::has_lone_surrogate,
+    time::Time,
 };
 use bytes::Bytes;
 use postrider_engine::MessageKey;
 use postrider_store::Content;
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, IgnoredAny},
-};
+use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -49,8 +47,11 @@ pub struct MessageIn<'a> {
     #[schema(minimum = 1, maximum = 2160)]
     payload_retention_hours: Option<i64>,
     transformations_params: Option<TransformationsParams>,
-    #[schema(ignore)]
-    deliver_at: Option<IgnoredAny>,
+    /// Not to be sent before; at most 24 hours ahead.
+    deliver_at: Option<Time>,
+    /// Messages of the same key reach an endpoint one after the other, in the order in which they were accepted.
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
+    ordering_key: Option<OrderingKey>,
 }
 
 /// A word to find messages by.
@@ -99,9 +100,6 @@ pub struct Draft<'a> {
 impl<'a> Draft<'a> {
     pub fn parse(body: &'a Bytes) -> Result<Self, Error> {
         let message: MessageIn<'a> = extract::parse(body)?;
-        if message.deliver_at.is_some() {
-            return Err(Error::invalid(["deliverAt"], "is not supported yet"));
-        }
         if message.channels.as_ref().is_some_and(|channels| channels.0.is_empty()) {
             return Err(Error::invalid(["channels"], "must be at least one; leave them out for none"));
         }
@@ -121,6 +119,8 @@ impl<'a> Draft<'a> {
             channels: message.channels.into_iter().flat_map(|channels| channels.0).map(|channel| channel.0).collect(),
             tags: message.tags.into_iter().flat_map(|tags| tags.0).map(|tag| tag.0).collect(),
             content_type,
+            ordering_key: message.ordering_key.map(|key| key.0),
+            deliver_at: message.deliver_at.map(|time| time.0),
             payload,
         };
         Ok(Self { content, keep_payload, application: message.application, json })
@@ -330,7 +330,11 @@ mod tests {
             r#""payloadRetentionHours":2161"#.to_owned(),
             r#""payloadRetentionHours":"1""#.to_owned(),
             r#""payloadRetentionHours":24,"payloadRetentionPeriod":1"#.to_owned(),
-            r#""deliverAt":"2030-01-01T00:00:00Z""#.to_owned(),
+            r#""deliverAt":"tomorrow""#.to_owned(),
+            r#""deliverAt":1893456000"#.to_owned(),
+            r#""orderingKey":"""#.to_owned(),
+            format!(r#""orderingKey":"{long}""#),
+            r#""orderingKey":1"#.to_owned(),
             r#""transformationsParams":{"other":1}"#.to_owned(),
             r#""transformationsParams":{"rawPayload":{}}"#.to_owned(),
             r#""transformationsParams":{"headers":{"content-type":"text/plain"}}"#.to_owned(),

@@ -6,8 +6,8 @@
 use super::{
     Api, applications,
     auth::{Environment, InApp},
-    error::Error,
-    extract::{JsonBytes, Query, path_params},
+    error::{Error, HttpErrorOut},
+    extract::{JsonBytes, Query, parse, path_params},
     filter::{made_at, message_filter},
     idempotency::{IdempotencyKey, json},
     message_in::{Draft, MessageIn},
@@ -23,13 +23,17 @@ use axum::{
 use http::{StatusCode, request::Parts};
 use postrider_engine::{MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(get)).routes(routes!(expunge))
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(get))
+        .routes(routes!(expunge))
+        .routes(routes!(cancel))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -44,6 +48,10 @@ pub struct MessageOut<'a> {
     channels: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliver_at: Option<Time>,
     /// As it was handed in; `{}` if no content was asked for; `{"expired": true}` if it is gone.
     #[schema(value_type = Object)]
     payload: Shown<'a>,
@@ -57,8 +65,19 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, payload: _ } = content;
-        Self { id: ids.id_of(key), event_type, event_id, channels, tags, payload, timestamp: Time(at) }
+        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, deliver_at, payload: _ } =
+            content;
+        Self {
+            id: ids.id_of(key),
+            event_type,
+            event_id,
+            channels,
+            tags,
+            ordering_key,
+            deliver_at: deliver_at.map(Time),
+            payload,
+            timestamp: Time(at),
+        }
     }
 }
 
@@ -95,6 +114,7 @@ async fn create(
         (Detail::WithContent, Some(json)) => Shown::Json(json),
         (Detail::WithContent, None) => Shown::Text(draft.content.payload.clone()),
     };
+    check_delivery_time(draft.content.deliver_at, now)?;
     let event = NewEvent {
         content: draft.content,
         payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
@@ -103,6 +123,26 @@ async fn create(
     };
     let message = accept(&api, &app, event, detail, shown).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
+}
+
+/// The answer to whoever wants something sent that is no longer there.
+pub fn payload_gone() -> Response {
+    let detail = "The payload of this message has expired or was removed".into();
+    json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail })
+}
+
+/// How far ahead a message may be handed in.
+const DELIVER_AHEAD_MAX: std::time::Duration = std::time::Duration::from_hours(24);
+
+fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
+    match deliver_at {
+        // A little late is now: the repetition of a request whose answer got lost must get the first one's answer.
+        Some(at) if at < now.minus(DELIVER_AHEAD_MAX) => Err(Error::invalid(["deliverAt"], "is long past")),
+        Some(at) if at > now.plus(DELIVER_AHEAD_MAX) => {
+            Err(Error::invalid(["deliverAt"], "must be at most 24 hours ahead"))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Hands a message to ingest, and tells what was accepted: now, or by the same request before.
@@ -194,6 +234,51 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     Ok(json(StatusCode::OK, &MessageOut::of(&api.ids, message, detail)))
 }
 
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CancelIn {
+    /// An endpoint's id or uid; all endpoints, if absent.
+    endpoint_id: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CancelOut {
+    /// How many deliveries were called back.
+    canceled: u64,
+}
+
+/// Call back what has not been delivered of a message yet, at one endpoint or at all.
+///
+/// What is called back becomes a dead letter and can be replayed. What is on the wire at this moment may still arrive.
+#[utoipa::path(post, path = "/api/v1/app/{app_id}/msg/{msg_id}/cancel", operation_id = "v1.message.cancel",
+    tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("msg_id" = String, Path, description = "The message's id or eventId"),
+    ),
+    request_body = CancelIn,
+    responses((status = 200, body = CancelOut), (status = 404, body = HttpErrorOut)))]
+async fn cancel(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<Response, Error> {
+    app.require_environment()?;
+    query.finish()?;
+    let asked: CancelIn = if body.is_empty() { CancelIn::default() } else { parse(&body)? };
+    let message = find(&api, &app).await?;
+    let endpoint = match &asked.endpoint_id {
+        None => None,
+        Some(text) => {
+            let by = api.ids.by(text).ok_or(Error::NotFound)?;
+            Some(api.store.endpoint(app.key(), by).await?.ok_or(Error::NotFound)?.key)
+        }
+    };
+    let canceled = api.store.cancel_message(app.key(), message.key, endpoint, (api.clock)()).await?;
+    Ok(json(StatusCode::OK, &CancelOut { canceled }))
+}
+
 /// Remove the payload of a message for good.
 ///
 /// Deliveries of it that have not happened yet can then not happen any more.
@@ -241,6 +326,8 @@ mod tests {
                 channels: Vec::new(),
                 tags: Vec::new(),
                 content_type: content_type.map(str::to_owned),
+                ordering_key: None,
+                deliver_at: None,
                 payload: Bytes::from(payload),
             },
             payload_gone: false,
@@ -264,6 +351,23 @@ mod tests {
             assert_eq!(read.timestamp.timestamp_millis(), 1_767_225_600_000);
             assert_eq!((read.event_id, read.channels, read.tags), (None, None, None));
         }
+    }
+
+    #[test]
+    fn a_delivery_can_be_put_off_by_a_day_at_most() {
+        let now = Timestamp::from_millis(1_767_225_600_000);
+        let (hour, day) = (std::time::Duration::from_hours(1), DELIVER_AHEAD_MAX);
+        for (at, fine) in [
+            (now.plus(hour), true),
+            (now.plus(day), true),
+            (now.plus(day + std::time::Duration::from_millis(1)), false),
+            (now, true),
+            (now.minus(hour), true),
+            (now.minus(day + hour), false),
+        ] {
+            assert_eq!(check_delivery_time(Some(at), now).is_ok(), fine, "{at:?}");
+        }
+        assert_eq!(check_delivery_time(None, now), Ok(()));
     }
 
     #[test]

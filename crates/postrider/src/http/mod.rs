@@ -7,11 +7,15 @@
 pub mod applications;
 pub mod attempts;
 pub mod auth;
+pub mod background_tasks;
+pub mod dead_letters;
 pub mod endpoint_headers;
+pub mod endpoint_health;
 pub mod endpoint_secrets;
 pub mod endpoints;
 pub mod error;
 pub mod event_types;
+pub mod expunge;
 pub mod extract;
 pub mod fields;
 pub mod filter;
@@ -23,7 +27,10 @@ pub mod openapi;
 pub mod page;
 pub mod payload;
 pub mod portal;
-pub mod recover;
+pub mod replays;
+pub mod retry_schedule;
+pub mod rules;
+pub mod schedules;
 pub mod send_example;
 pub mod server;
 pub mod stats;
@@ -42,7 +49,7 @@ use axum::{
 };
 use error::Error;
 use http::{Uri, uri::PathAndQuery};
-use postrider_engine::Timestamp;
+use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::Store;
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
@@ -75,11 +82,19 @@ pub struct ApiSettings {
     pub https_only: bool,
     /// Ports that endpoints may have besides the usual ones.
     pub ports_opened: Vec<u16>,
+    /// How endpoints are treated where nobody nearer says anything.
+    pub rules: Arc<Layer>,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { public_url: None, body_max: 1024 * 1024, https_only: false, ports_opened: Vec::new() }
+        Self {
+            public_url: None,
+            body_max: 1024 * 1024,
+            https_only: false,
+            ports_opened: Vec::new(),
+            rules: Arc::default(),
+        }
     }
 }
 
@@ -104,14 +119,20 @@ fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .merge(applications::routes())
         .merge(attempts::routes())
+        .merge(background_tasks::routes())
+        .merge(dead_letters::routes())
         .merge(endpoint_headers::routes())
+        .merge(endpoint_health::routes())
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
         .merge(event_types::routes())
+        .merge(expunge::routes())
         .merge(health::routes())
         .merge(messages::routes())
         .merge(portal::routes())
-        .merge(recover::routes())
+        .merge(replays::routes())
+        .merge(retry_schedule::routes())
+        .merge(schedules::routes())
         .merge(send_example::routes())
         .merge(stats::routes())
 }

@@ -73,6 +73,8 @@ async fn send(
             channels: Vec::new(),
             tags: Vec::new(),
             content_type: None,
+            ordering_key: None,
+            deliver_at: None,
             payload: Bytes::from(payload),
         },
         payload_expires_at: None,

@@ -1,8 +1,11 @@
 //! How a delivery or an attempt stands, in the contract's numbers and words.
 
-use postrider_engine::{Timestamp, policy::Class};
+use postrider_engine::{
+    Timestamp,
+    policy::{Class, DeathReason},
+};
 use postrider_store::{DeliveryState, StateKind};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +14,6 @@ pub enum MessageStatus {
     Pending,
     Fail,
     Sending,
-    /// Nothing is canceled yet, so this one is asked for and never answered.
     Canceled,
 }
 
@@ -30,18 +32,19 @@ impl MessageStatus {
             DeliveryState::Pending { .. } => Self::Pending,
             DeliveryState::Sending { .. } => Self::Sending,
             DeliveryState::Delivered => Self::Success,
+            DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => Self::Canceled,
             DeliveryState::Dead { .. } => Self::Fail,
         }
     }
 
     /// The state that a delivery with this status is in.
-    pub fn state(self) -> Option<StateKind> {
+    pub fn state(self) -> StateKind {
         match self {
-            Self::Success => Some(StateKind::Delivered),
-            Self::Pending => Some(StateKind::Pending),
-            Self::Fail => Some(StateKind::Dead),
-            Self::Sending => Some(StateKind::Sending),
-            Self::Canceled => None,
+            Self::Success => StateKind::Delivered,
+            Self::Pending => StateKind::Pending,
+            Self::Fail => StateKind::Dead,
+            Self::Sending => StateKind::Sending,
+            Self::Canceled => StateKind::Cancelled,
         }
     }
 
@@ -63,6 +66,42 @@ impl MessageStatus {
             Self::Sending => "sending",
             Self::Canceled => "canceled",
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for MessageStatus {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = u8::deserialize(deserializer)?;
+        Self::ALL.into_iter().find(|status| status.number() == number).ok_or_else(|| de::Error::custom(StatusError))
+    }
+}
+
+/// The hundreds of a status, as the contract writes them: 0 (no answer), 100, 200, 300, 400 or 500.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusClass(u16);
+
+impl StatusClass {
+    pub fn hundreds(self) -> u16 {
+        self.0
+    }
+
+    fn read(number: u16) -> Option<Self> {
+        (number <= 500 && number.is_multiple_of(100)).then_some(Self(number / 100))
+    }
+}
+
+impl FromStr for StatusClass {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        text.parse().ok().and_then(Self::read).ok_or(())
+    }
+}
+
+impl<'de> Deserialize<'de> for StatusClass {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::read(u16::deserialize(deserializer)?)
+            .ok_or_else(|| de::Error::custom("must be 0, 100, 200, 300, 400 or 500"))
     }
 }
 

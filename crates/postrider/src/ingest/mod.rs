@@ -1,7 +1,10 @@
 //! Takes a message in: works out whom it is owed to, and hands it to the store.
 
-use crate::{clock, directory::AppEntry};
-use postrider_engine::{EndpointKey, Timestamp};
+use crate::{
+    clock,
+    directory::{AppEntry, EndpointEntry},
+};
+use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
 use postrider_store::{AcceptError, Accepted, Content, Idempotency, NewMessage, Store};
 use std::sync::Arc;
 
@@ -25,16 +28,24 @@ impl Ingest {
 
     /// After `Ok` the message and all that it owes are on the disk.
     pub async fn accept(&self, app: &AppEntry, event: NewEvent) -> Result<Accepted, AcceptError> {
+        let wants = |entry: &&Arc<EndpointEntry>| match event.only {
+            Some(endpoint) => entry.key == endpoint,
+            None => entry.wants(&event.content),
+        };
+        let wanting: Vec<&Arc<EndpointEntry>> = app.endpoints.iter().filter(wants).collect();
         let owed = match event.only {
             Some(endpoint) => vec![endpoint],
-            None => app.endpoints.iter().filter(|entry| entry.wants(&event.content)).map(|entry| entry.key).collect(),
+            None => wanting.iter().map(|entry| entry.key).collect(),
         };
+        let fifo =
+            wanting.iter().filter(|entry| entry.lane.ordering == Ordering::Fifo).map(|entry| entry.key).collect();
         let message = NewMessage {
             app: app.application.key,
             at: clock::now(),
             content: event.content,
             payload_expires_at: event.payload_expires_at,
             owed,
+            fifo,
             idempotency: event.idempotency,
         };
         let accepted = self.store.accept(message).await?;

@@ -23,13 +23,24 @@ impl Failure {
         Self::new(Fault::Forbidden, "the endpoint's address is one that this server does not call")
     }
 
-    pub fn timeout(phase: TimeoutPhase) -> Self {
-        let detail = match phase {
-            TimeoutPhase::Connect => "no connection within the connect timeout",
-            TimeoutPhase::FirstByte => "no response within the first-byte timeout",
-            TimeoutPhase::Total => "no response within the total timeout",
+    /// What had not come when which limit was reached.
+    pub fn timeout(missing: &'static str, limit: TimeoutPhase) -> Self {
+        let limit_name = match limit {
+            TimeoutPhase::Connect => "connect",
+            TimeoutPhase::FirstByte => "first-byte",
+            TimeoutPhase::Total => "total",
         };
-        Self::new(Fault::Timeout(phase), detail)
+        Self::new(Fault::Timeout(limit), format!("no {missing} within the {limit_name} timeout"))
+    }
+
+    /// The endpoint's own URL answered; it was a later one that did not.
+    pub fn after_redirects(self, followed: usize) -> Self {
+        let detail = match followed {
+            0 => self.detail,
+            1 => format!("after 1 redirect: {}", self.detail),
+            _ => format!("after {followed} redirects: {}", self.detail),
+        };
+        Self { detail, ..self }
     }
 
     pub fn protocol(what: &'static str) -> Self {

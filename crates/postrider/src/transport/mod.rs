@@ -8,11 +8,13 @@ pub mod egress;
 mod failure;
 mod meter;
 mod pool;
+mod redirect;
 mod resolve;
 pub mod url;
 
 pub use connect::ExtraCaError;
 pub use egress::{AddressGuard, Forbidden};
+pub use redirect::REDIRECTS_MAX;
 pub use resolve::NameServers;
 pub use url::{EndpointUrl, UrlError, UrlRules};
 
@@ -25,7 +27,8 @@ use http::{Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use pool::{BODY_READ_MAX, Line, Pool};
 use postrider_engine::outcome::Timeouts;
-use postrider_engine::{Answer, Fault, Outcome, TimeoutPhase};
+use postrider_engine::{Answer, Control, Fault, Outcome, TimeoutPhase};
+use redirect::{Refusal, Step, Trail, carry_over};
 use resolve::Resolver;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +39,7 @@ use tokio::time::{Instant, timeout_at};
 pub struct Transport {
     connector: Arc<Connector>,
     pool: Arc<Pool>,
+    rules: Arc<RedirectRules>,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +48,9 @@ pub struct TransportConfig {
     /// Certificate authorities to trust besides the public ones.
     pub extra_ca_pem: Option<Vec<u8>>,
     pub name_servers: NameServers,
+    /// As for the URL of an endpoint: a redirect leads nowhere that a customer could not have named.
+    pub https_only: bool,
+    pub ports_opened: Vec<u16>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +67,14 @@ pub struct Request<'a> {
     /// Host, length and everything else that frames a message is ours; what a caller sets of it is dropped.
     pub headers: HeaderMap,
     pub body: Bytes,
+    /// Each counts as a minute if it is longer. Over redirects, connect and first byte begin anew with
+    /// each request; the total does not.
     pub timeouts: Timeouts,
+    /// So many redirects are followed, 307 and 308 only, and never more than `REDIRECTS_MAX`.
+    pub redirects_max: u8,
+    /// The headers that go along when a redirect leads to another scheme, host or port. All others stay
+    /// behind: a list of what to drop would leak whatever it forgot.
+    pub kept_across_hosts: &'a [HeaderName],
 }
 
 #[derive(Debug)]
@@ -74,9 +88,13 @@ pub struct Exchange {
     pub body_cut: bool,
     /// The body ended against its own framing.
     pub body_broken: bool,
-    /// Why there was no answer, in a sentence that may be shown to the endpoint's owner.
+    /// Why there was no answer, or why a redirect was not followed, in a sentence that may be shown to the
+    /// endpoint's owner.
     pub detail: Option<String>,
+    /// The URL that gave the outcome, if redirects led away from the endpoint's own; without its query.
+    pub final_url: Option<String>,
     pub duration: Duration,
+    /// Of the last request, if there were redirects.
     pub connection: ConnectionUse,
 }
 
@@ -99,6 +117,7 @@ impl Exchange {
             body_cut: false,
             body_broken: false,
             detail: Some(failure.detail),
+            final_url: None,
             duration: Duration::ZERO,
             connection: ConnectionUse::Fresh,
         }
@@ -107,36 +126,44 @@ impl Exchange {
 
 impl TransportConfig {
     pub fn new(guard: AddressGuard) -> Self {
-        Self { guard, extra_ca_pem: None, name_servers: NameServers::System }
+        Self {
+            guard,
+            extra_ca_pem: None,
+            name_servers: NameServers::System,
+            https_only: false,
+            ports_opened: Vec::new(),
+        }
     }
 }
 
 impl Transport {
     pub fn new(config: TransportConfig) -> Result<Self, TransportError> {
-        let resolver = Resolver::new(&config.name_servers, config.guard)
+        let resolver = Resolver::new(&config.name_servers, config.guard.clone())
             .map_err(|error| TransportError::Resolver(error.to_string()))?;
         Ok(Self {
             connector: Arc::new(Connector::new(resolver, config.extra_ca_pem.as_deref())?),
             pool: Arc::default(),
+            rules: Arc::new(RedirectRules {
+                https_only: config.https_only,
+                guard: config.guard,
+                ports_opened: config.ports_opened,
+            }),
         })
     }
 
     /// Ends at the total timeout at the latest. Dropping the future ends the request and its connection.
     pub async fn post(&self, request: Request<'_>) -> Exchange {
         let started = Instant::now();
-        let deadlines = Deadlines::from(started, &request.timeouts);
-        let mut connection = ConnectionUse::Fresh;
-        let sent = self.send(request, &deadlines, &mut connection).await;
-        let (outcome, headers, read, detail) = match sent {
-            Ok(answered) => {
-                let Answered { response, line, destination } = answered;
-                let (head, body) = response.into_parts();
-                let outcome = Outcome::Answered(answer(head.status, &head.headers));
-                let read = self.read_body(&destination, line, body, &head.status, &head.headers, &deadlines).await;
-                (outcome, head.headers, read, None)
+        let mut trail = Trail::new(request.url, request.redirects_max);
+        let arrival = self.arrive(request, started, &mut trail).await;
+        let final_url = (trail.followed() > 0).then(|| trail.here().without_query().to_owned());
+        let (outcome, headers, read, detail, connection) = match arrival {
+            Ok(Reply { answer, headers, body, connection, refusal }) => {
+                (Outcome::Answered(answer), headers, body, refusal.map(|refusal| refusal.to_string()), connection)
             }
-            Err(failure) => {
-                (Outcome::Failed(failure.fault), HeaderMap::new(), ReadBody::default(), Some(failure.detail))
+            Err((failure, connection)) => {
+                let Failure { fault, detail } = failure.after_redirects(trail.followed());
+                (Outcome::Failed(fault), HeaderMap::new(), ReadBody::default(), Some(detail), connection)
             }
         };
         Exchange {
@@ -146,21 +173,76 @@ impl Transport {
             body_cut: read.cut,
             body_broken: read.broken,
             detail,
+            final_url,
             duration: started.elapsed(),
             connection,
         }
     }
 
-    async fn send(
+    /// Calls the endpoint and then whatever its redirects lead to.
+    async fn arrive(
         &self,
         request: Request<'_>,
-        deadlines: &Deadlines,
-        connection: &mut ConnectionUse,
-    ) -> Result<Answered, Failure> {
-        let Request { url, mut headers, body, .. } = request;
+        started: Instant,
+        trail: &mut Trail<'_>,
+    ) -> Result<Reply, (Failure, ConnectionUse)> {
+        let Request { mut headers, body, timeouts, kept_across_hosts, .. } = request;
         for name in OURS_TO_SET {
             headers.remove(name);
         }
+        let total = started + timeouts.total.min(TIMEOUT_MAX);
+        let mut hop_started = started;
+        let mut led_here: Option<Reply> = None;
+        loop {
+            let deadlines = Deadlines::new(hop_started, total, &timeouts);
+            // Only who may go on needs them once more.
+            let mut headers_next = if trail.may_follow() { headers.clone() } else { HeaderMap::new() };
+            let mut connection = ConnectionUse::Fresh;
+            let sent = self.send(trail.here(), headers, body.clone(), &deadlines, &mut connection).await;
+            let answered = match (sent, led_here) {
+                (Ok(answered), _) => answered,
+                // Not the endpoint's address, but that of a redirect: the redirect is what went wrong.
+                (Err(Failure { fault: Fault::Forbidden, .. }), Some(redirect)) => {
+                    trail.go_back();
+                    return Ok(redirect.refused(Refusal::Unusable));
+                }
+                (Err(failure), _) => return Err((failure, connection)),
+            };
+            let Answered { response, line, destination } = answered;
+            let (head, incoming) = response.into_parts();
+            let step = trail.step(&head, &self.rules.as_url_rules());
+            let is_settled = head.status.is_success() || matches!(step, Step::Follow(_));
+            let body_until = if is_settled { total.min(Instant::now() + SETTLED_BODY_WAIT) } else { total };
+            let read = self.read_body(&destination, line, incoming, &head.headers, body_until).await;
+            let reply = Reply {
+                answer: answer(head.status, &head.headers),
+                headers: head.headers,
+                body: read,
+                connection,
+                refusal: None,
+            };
+            match step {
+                Step::Stay => return Ok(reply),
+                Step::Refuse(refusal) => return Ok(reply.refused(refusal)),
+                Step::Follow(url) => {
+                    carry_over(&mut headers_next, trail.here(), &url, kept_across_hosts);
+                    trail.go(*url);
+                    headers = headers_next;
+                    led_here = Some(reply);
+                    hop_started = Instant::now();
+                }
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        url: &EndpointUrl,
+        headers: HeaderMap,
+        body: Bytes,
+        deadlines: &Deadlines,
+        connection: &mut ConnectionUse,
+    ) -> Result<Answered, Failure> {
         let destination = url.destination();
         if let Some(line) = self.pool.take(destination).await {
             *connection = ConnectionUse::Reused;
@@ -200,7 +282,7 @@ impl Transport {
                 if line.bytes_read() == read_before {
                     self.pool.forget(url.destination(), &line);
                 }
-                Err(pool::Unanswered { failure: Failure::timeout(deadlines.head_phase), is_silent: false })
+                Err(pool::Unanswered { failure: Failure::timeout("response", deadlines.head_limit), is_silent: false })
             }
         }
     }
@@ -211,7 +293,12 @@ impl Transport {
         deadlines: &Deadlines,
         connection: ConnectionUse,
     ) -> Result<Line, Failure> {
-        let until = (Instant::now() + deadlines.connect).min(deadlines.head);
+        let connect_until = Instant::now() + deadlines.connect;
+        let (until, limit) = if connect_until <= deadlines.head {
+            (connect_until, TimeoutPhase::Connect)
+        } else {
+            (deadlines.head, deadlines.head_limit)
+        };
         let opening = async {
             let gate = self.pool.gate(destination);
             let _turn = match &gate {
@@ -229,7 +316,7 @@ impl Transport {
             self.pool.share(destination, &line);
             Ok(line)
         };
-        let opened = timeout_at(until, opening).await.unwrap_or_else(|_| Err(Failure::timeout(TimeoutPhase::Connect)));
+        let opened = timeout_at(until, opening).await.unwrap_or_else(|_| Err(Failure::timeout("connection", limit)));
         if let Err(Failure { fault: Fault::LocalResource, .. }) = &opened {
             self.pool.shed();
         }
@@ -242,14 +329,11 @@ impl Transport {
         destination: &Destination,
         mut line: Line,
         mut body: Incoming,
-        status: &StatusCode,
         headers: &HeaderMap,
-        deadlines: &Deadlines,
+        until: Instant,
     ) -> ReadBody {
         let mut read = ReadBody::default();
         let mut bytes = 0;
-        let until =
-            if status.is_success() { deadlines.total.min(Instant::now() + SUCCESS_BODY_WAIT) } else { deadlines.total };
         while !body.is_end_stream() {
             let frame_until = until.min(Instant::now() + BODY_SILENCE_MAX);
             match timeout_at(frame_until, line.next_frame(&mut body)).await {
@@ -289,22 +373,33 @@ impl Transport {
     }
 }
 
+struct RedirectRules {
+    https_only: bool,
+    guard: AddressGuard,
+    ports_opened: Vec<u16>,
+}
+
+impl RedirectRules {
+    fn as_url_rules(&self) -> UrlRules<'_> {
+        UrlRules { https_only: self.https_only, guard: &self.guard, ports_opened: &self.ports_opened }
+    }
+}
+
+/// Of one request; with redirects, an attempt has several.
 struct Deadlines {
     /// Counted from when a connection is needed.
     connect: Duration,
     head: Instant,
-    head_phase: TimeoutPhase,
-    total: Instant,
+    /// Which of the limits `head` is.
+    head_limit: TimeoutPhase,
 }
 
 impl Deadlines {
-    fn from(started: Instant, timeouts: &Timeouts) -> Self {
-        let (head, head_phase) = if timeouts.first_byte <= timeouts.total {
-            (timeouts.first_byte, TimeoutPhase::FirstByte)
-        } else {
-            (timeouts.total, TimeoutPhase::Total)
-        };
-        Self { connect: timeouts.connect, head: started + head, head_phase, total: started + timeouts.total }
+    fn new(started: Instant, total: Instant, timeouts: &Timeouts) -> Self {
+        let first_byte = started + timeouts.first_byte.min(TIMEOUT_MAX);
+        let (head, head_limit) =
+            if first_byte <= total { (first_byte, TimeoutPhase::FirstByte) } else { (total, TimeoutPhase::Total) };
+        Self { connect: timeouts.connect.min(TIMEOUT_MAX), head, head_limit }
     }
 }
 
@@ -312,6 +407,23 @@ struct Answered {
     response: Response<Incoming>,
     line: Line,
     destination: Arc<Destination>,
+}
+
+/// An answer as far as it was read.
+struct Reply {
+    answer: Answer,
+    headers: HeaderMap,
+    body: ReadBody,
+    connection: ConnectionUse,
+    /// Why it was not followed, if it is a redirect that asked for it.
+    refusal: Option<Refusal>,
+}
+
+impl Reply {
+    fn refused(mut self, refusal: Refusal) -> Self {
+        self.answer.redirect_refused = true;
+        Self { refusal: Some(refusal), ..self }
+    }
 }
 
 #[derive(Default)]
@@ -329,8 +441,27 @@ fn answer(status: StatusCode, headers: &HeaderMap) -> Answer {
             let text = String::from_utf8_lossy(value.as_bytes());
             text.chars().take(LOCATION_MAX).collect()
         }),
+        control: control(headers),
+        redirect_refused: false,
     }
 }
+
+/// What is neither of the two words is none of ours. Of both, the one that stops more wins.
+fn control(headers: &HeaderMap) -> Option<Control> {
+    let asked = |word: &str| {
+        let mut values = headers.get_all(CONTROL_HEADER).iter();
+        values.any(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+    };
+    if asked("disable") {
+        Some(Control::Disable)
+    } else if asked("abort-message") {
+        Some(Control::AbortMessage)
+    } else {
+        None
+    }
+}
+
+const CONTROL_HEADER: HeaderName = HeaderName::from_static("webhook-delivery");
 
 /// What a caller may not decide: framing, the connection, and encodings that we would have to undo.
 const OURS_TO_SET: [HeaderName; 10] = [
@@ -349,8 +480,11 @@ const OURS_TO_SET: [HeaderName; 10] = [
 /// So much of a response's body goes to the log.
 pub const BODY_KEPT_MAX: usize = 16 * 1024;
 
-/// A 2xx is settled by its head; its body is worth this much waiting.
-const SUCCESS_BODY_WAIT: Duration = Duration::from_secs(1);
+/// The longest that an endpoint may ask for.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// A 2xx, or a redirect that is followed, is settled by its head; its body is worth this much waiting.
+const SETTLED_BODY_WAIT: Duration = Duration::from_secs(1);
 
 /// A body that pauses for longer is given up, its status stands.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(5);

@@ -81,12 +81,45 @@ pub enum UrlError {
 
 impl EndpointUrl {
     pub fn parse(text: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
-        // Counted before parsing: the parser need not see what is refused anyway.
-        let length = text.chars().count();
-        if length > LENGTH_MAX {
-            return Err(UrlError::TooLong(length));
-        }
-        let mut url = Url::parse(text)?;
+        check_length(text)?;
+        Self::vet(Url::parse(text)?, rules)
+    }
+
+    /// Where a `Location` in this URL's answer points: judged as if a customer had typed it.
+    pub(super) fn join(&self, location: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
+        check_length(location)?;
+        let base = Url::parse(&self.text).expect("the parser reads what it has written");
+        Self::vet(base.join(location)?, rules)
+    }
+
+    /// Without fragment or credentials, in the parser's spelling.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// For where it is kept or logged: receivers put tokens into the query.
+    pub fn without_query(&self) -> &str {
+        let end = self.text.find('?').unwrap_or(self.text.len());
+        &self.text[..end]
+    }
+
+    pub(super) fn destination(&self) -> &Arc<Destination> {
+        &self.destination
+    }
+
+    pub(super) fn path(&self) -> &Uri {
+        &self.path
+    }
+
+    pub(super) fn absolute(&self) -> &Uri {
+        &self.absolute
+    }
+
+    pub(super) fn host_header(&self) -> &HeaderValue {
+        &self.host_header
+    }
+
+    fn vet(mut url: Url, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
         let https = match url.scheme() {
             "https" => true,
             "http" if rules.https_only => return Err(UrlError::PlainHttp),
@@ -104,27 +137,6 @@ impl EndpointUrl {
             return Err(UrlError::TooLong(url.as_str().len()));
         }
         Self::prepare(&url, host, port, https)
-    }
-
-    /// Without fragment or credentials, in the parser's spelling.
-    pub fn as_str(&self) -> &str {
-        &self.text
-    }
-
-    pub(super) fn destination(&self) -> &Arc<Destination> {
-        &self.destination
-    }
-
-    pub(super) fn path(&self) -> &Uri {
-        &self.path
-    }
-
-    pub(super) fn absolute(&self) -> &Uri {
-        &self.absolute
-    }
-
-    pub(super) fn host_header(&self) -> &HeaderValue {
-        &self.host_header
     }
 
     fn prepare(url: &Url, host: Host, port: u16, https: bool) -> Result<Self, UrlError> {
@@ -166,11 +178,10 @@ impl fmt::Display for EndpointUrl {
     }
 }
 
-/// The query stays out: receivers put tokens there, and a `Debug` ends up in a log.
+/// A `Debug` ends up in a log.
 impl fmt::Debug for EndpointUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.text.find('?').unwrap_or(self.text.len());
-        f.debug_tuple("EndpointUrl").field(&&self.text[..end]).finish()
+        f.debug_tuple("EndpointUrl").field(&self.without_query()).finish()
     }
 }
 
@@ -190,6 +201,12 @@ impl Host {
             Host::Ip(_) => false,
         }
     }
+}
+
+/// Counted before parsing: the parser need not see what is refused anyway.
+fn check_length(text: &str) -> Result<(), UrlError> {
+    let length = text.chars().count();
+    if length > LENGTH_MAX { Err(UrlError::TooLong(length)) } else { Ok(()) }
 }
 
 fn vet_host(url: &mut Url, guard: &AddressGuard) -> Result<Host, UrlError> {
@@ -435,6 +452,34 @@ mod tests {
         let url = parse("http://[2606:4700::1111]/").unwrap();
         assert_eq!(url.host_header(), "[2606:4700::1111]");
         assert_eq!(&*url.destination().key, "http://[2606:4700::1111]:80");
+    }
+
+    #[test]
+    fn a_location_is_read_from_where_it_stands_and_vetted_like_any_url() {
+        let guard = AddressGuard::new(Vec::new());
+        let rules = UrlRules { https_only: true, guard: &guard, ports_opened: &[] };
+        let from = parse("https://example.com:8443/a/b?c=d").unwrap();
+        for (location, expected) in [
+            ("/x", Ok("https://example.com:8443/x")),
+            ("x?y", Ok("https://example.com:8443/a/x?y")),
+            ("../x", Ok("https://example.com:8443/x")),
+            ("?y", Ok("https://example.com:8443/a/b?y")),
+            ("#part", Ok("https://example.com:8443/a/b?c=d")),
+            ("", Ok("https://example.com:8443/a/b?c=d")),
+            ("//other.example/x", Ok("https://other.example/x")),
+            ("https://other.example/x", Ok("https://other.example/x")),
+            ("http://other.example/", Err(UrlError::PlainHttp)),
+            ("https://user@other.example/", Err(UrlError::Credentials)),
+            ("//127.1/", Err(UrlError::ForbiddenAddress("127.0.0.1".parse().unwrap()))),
+            ("//localhost/", Err(UrlError::PrivateName("localhost".into()))),
+            ("//other.example:22/", Err(UrlError::Port(22))),
+            ("file:///etc/passwd", Err(UrlError::Scheme("file".into()))),
+        ] {
+            let joined = from.join(location, &rules);
+            assert_eq!(joined.as_ref().map(EndpointUrl::as_str), expected.as_ref().map(|text| *text), "{location}");
+        }
+        assert!(matches!(from.join(&"a".repeat(2049), &rules), Err(UrlError::TooLong(2049))));
+        assert!(matches!(from.join("https://", &rules), Err(UrlError::Unreadable(_))));
     }
 
     #[test]

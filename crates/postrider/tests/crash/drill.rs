@@ -189,6 +189,10 @@ async fn set_up(server: &Server, receiver: &Receiver) {
         if let Some(event_type) = endpoint.event_type {
             body["filterTypes"] = json!([event_type]);
         }
+        if endpoint.refuses_first {
+            // Nothing but failures for seconds: its breaker would hold it for longer than the drill lasts.
+            body["circuitBreaker"] = json!(false);
+        }
         client.create(&format!("/api/v1/app/{}/endpoint", APPS[endpoint.app]), &body).await;
     }
     // Slow enough that requests are on the network at every kill, and that a backlog stands behind them.

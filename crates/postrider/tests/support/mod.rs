@@ -4,8 +4,10 @@
 #![allow(dead_code)]
 
 pub mod api;
+pub mod house;
 pub mod receiver;
 pub mod server;
+pub mod world;
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,11 @@ pub async fn eventually<T>(awaited: &str, mut ask: impl AsyncFnMut() -> Option<T
         assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain for: {awaited}");
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// By the server's clock, to the millisecond that it keeps.
+pub fn now() -> jiff::Timestamp {
+    jiff::Timestamp::from_millisecond(postrider::clock::now().as_millis()).expect("a time that can be shown")
 }
 
 /// Long enough for a busy machine and for the first retry, which comes within seconds.

@@ -36,6 +36,8 @@ pub struct Arrival {
     pub method: http::Method,
     pub headers: HeaderMap,
     pub body: Bytes,
+    /// What it is answered with.
+    pub answer: Answer,
     /// When its head had been read.
     pub opened: Instant,
     /// When its answer was given to the connection, or the sender gave up. `None`: still open.
@@ -179,12 +181,13 @@ impl Shared {
         self.0.lock().expect("no one panics while holding the book")
     }
 
-    fn note(&self, arrival: Arrival) -> (usize, Answer) {
+    fn note(&self, mut arrival: Arrival) -> (usize, Answer) {
         let mut book = self.lock();
         let answer = match book.scripts.get_mut(&arrival.path) {
             None => Answer::Status(204),
             Some(script) => script.first.pop_front().unwrap_or_else(|| script.rest.clone()),
         };
+        arrival.answer = answer.clone();
         book.arrivals.push(arrival);
         (book.arrivals.len() - 1, answer)
     }
@@ -231,7 +234,7 @@ async fn answer(
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let is_first = headers.get("webhook-attempt").is_none_or(|number| number == "1");
-    let arrival = Arrival { connection, path, method, headers, body, opened, closed: None };
+    let arrival = Arrival { connection, path, method, headers, body, answer: Answer::Hang, opened, closed: None };
     let (index, mut answer) = shared.note(arrival);
     let _open = Open { shared, index };
     loop {
