@@ -333,6 +333,33 @@ fn send_hands_the_payload_over_as_it_is_and_prints_the_id() {
 }
 
 #[test]
+fn send_says_in_which_order_and_when() {
+    let folder = folder();
+    let (url, asked) = fake_server(&[("202 Accepted", "{\"id\":\"msg_1\"}")]);
+    let arguments = [
+        "send",
+        "--url",
+        &url,
+        "--token",
+        "t",
+        "--app",
+        "shop",
+        "--event-type",
+        "order.paid",
+        "--ordering-key",
+        "order 42",
+        "--deliver-at",
+        "2026-01-31T12:00:00Z",
+        "{}",
+    ];
+    let (code, stdout, stderr) = ended(&postrider(folder.path(), &arguments).output().expect("the binary runs"));
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "msg_1\n", ""));
+    let said = r#""orderingKey":"order 42","deliverAt":"2026-01-31T12:00:00Z","payload":{}}"#;
+    let asked = asked.join().expect("it was asked");
+    assert!(asked[0].ends_with(said), "{}", asked[0]);
+}
+
+#[test]
 fn a_refusal_ends_with_1_and_says_why_without_the_token() {
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     let (token, html, gone, wrong) = (

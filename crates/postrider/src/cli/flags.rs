@@ -15,6 +15,17 @@ pub fn moment(text: &str) -> Result<Time, String> {
     }
 }
 
+/// A time to come: RFC 3339, or a span from now.
+pub fn moment_ahead(text: &str) -> Result<Time, String> {
+    if let Ok(time) = text.parse() {
+        return Ok(time);
+    }
+    match parse_duration(text) {
+        Ok(ahead) => Ok(Time(clock::now().plus(ahead))),
+        Err(_) => Err("write a time like 2026-01-31T12:00:00Z, or a span from now like 30m or 2h".to_owned()),
+    }
+}
+
 /// A status that a receiver answered with, or `none` where no answer came.
 pub fn status_code(text: &str) -> Result<u16, String> {
     match (text, text.parse()) {

@@ -3,8 +3,10 @@
 use super::{
     Usage,
     client::{AppFlags, Client, IfMissing},
+    flags,
     print::{self, Form},
 };
+use crate::http::time::Time;
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -33,6 +35,12 @@ pub struct Args {
     /// Only for endpoints that listen on this channel (repeatable)
     #[arg(long = "channel", value_name = "NAME")]
     channels: Vec<String>,
+    /// Messages of the same key reach an endpoint one after the other, in this order
+    #[arg(long, value_name = "KEY")]
+    ordering_key: Option<String>,
+    /// Not to be sent before: a time like 2026-01-31T12:00:00Z, or a span from now like 30m; at most a day ahead
+    #[arg(long, value_name = "TIME", value_parser = flags::moment_ahead)]
+    deliver_at: Option<Time>,
     /// Make the application, with --app as its uid, if there is none
     #[arg(long)]
     create_app: bool,
@@ -48,6 +56,10 @@ struct MessageIn<'a> {
     event_id: Option<&'a str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     channels: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliver_at: Option<Time>,
     payload: &'a RawValue,
 }
 
@@ -59,6 +71,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         event_type: &args.event_type,
         event_id: args.event_id.as_deref(),
         channels: &args.channels,
+        ordering_key: args.ordering_key.as_deref(),
+        deliver_at: args.deliver_at,
         payload,
     };
     let made = client.post_in_app(&args.in_app.app, IfMissing::from_flag(args.create_app), "msg", &message).await?;
