@@ -702,9 +702,10 @@ impl Model {
         }
     }
 
-    /// The messages of which something is on its way or waits.
+    /// The messages of which something is still to be sent. A resend that arrived ends what was handed over.
     pub fn undelivered(&self) -> BTreeSet<MessageKey> {
-        self.handed.iter().chain(self.waiting.keys()).map(|id| id.message).collect()
+        let handed = self.handed.iter().filter(|id| !self.has_arrived(**id));
+        handed.chain(self.waiting.keys()).map(|id| id.message).collect()
     }
 
     pub fn forget(&mut self, gone: &BTreeSet<MessageKey>) {
