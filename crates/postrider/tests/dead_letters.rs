@@ -201,6 +201,35 @@ async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
 }
 
 #[tokio::test]
+async fn what_a_person_called_back_is_sent_again_only_if_that_is_asked_for() {
+    let mut world = World::start().await;
+    world.endpoint("/calm", json!({"disabled": true})).await;
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        sent.push(world.send("a").await);
+    }
+    let all = json!({"createdBefore": "9999-01-01T00:00:00Z"});
+    assert_eq!(world.post("endpoint/calm/cancel-msgs", all).await.0, 204);
+    world.post("endpoint/calm/resume", Value::Null).await;
+    let replayed = async |world: &mut World, path: &str, body: Value| {
+        let started = world.post(path, body).await;
+        world.end_of_task(started).await["data"]["messages_sent"].as_u64()
+    };
+    let since = json!({"since": "2000-01-01T00:00:00Z"});
+    assert_eq!(replayed(&mut world, "endpoint/calm/recover", since).await, Some(0));
+    assert_eq!(replayed(&mut world, "dead-letter/replay", json!({})).await, Some(0));
+    assert_eq!(replayed(&mut world, "dead-letter/replay", json!({"msgIds": [sent[1]]})).await, Some(1));
+    assert_eq!(world.end(&sent[1], "calm").await.0, "success");
+    assert_eq!(replayed(&mut world, "dead-letter/replay", json!({"reason": "cancelled"})).await, Some(2));
+    for id in [&sent[0], &sent[2]] {
+        assert_eq!(world.end(id, "calm").await.0, "success");
+    }
+    let unknown = world.post("dead-letter/replay", json!({"msgIds": ["msg_nothing"]})).await;
+    assert_eq!((unknown.0, &unknown.1["detail"][0]["loc"]), (422, &json!(["body", "msgIds"])));
+    assert_eq!(world.receiver.arrivals_at("/calm").len(), 3, "each of them once");
+}
+
+#[tokio::test]
 async fn a_repeated_request_for_a_replay_is_told_what_the_first_was() {
     let (mut world, sent) = world_of_refusals().await;
     world.receiver.always("/refuses", Answer::Status(204));

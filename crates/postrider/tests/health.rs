@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, time::Duration};
 use support::{
-    eventually, now,
+    eventually,
+    house::House,
+    now,
     receiver::{Answer, Arrival},
     world::{World, hasty, with_header},
 };
@@ -24,6 +26,36 @@ fn breaker(cool_down: &str, while_open: &str) -> Value {
 
 fn messages_of(arrivals: &[Arrival]) -> BTreeSet<String> {
     arrivals.iter().map(|arrival| arrival.header("webhook-id").to_owned()).collect()
+}
+
+/// In this house nobody drives tasks on, so that a backlog stays half sifted for as long as the test looks.
+#[tokio::test]
+async fn a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_has_the_last_word() {
+    let house = House::new();
+    house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    let paused = json!({"url": "https://example.com/", "disabled": true});
+    house.call("PUT", "app/acme/endpoint/hook", paused).await.expect(201);
+    let resume = "app/acme/endpoint/hook/resume";
+    for stop in ["pause", "patch", "put"] {
+        let task = house.post(resume, json!({"deliver": "none"})).await.expect(202)["id"].clone();
+        for deliver in ["none", "all"] {
+            let refused = house.post(resume, json!({"deliver": deliver})).await.expect(409);
+            assert!(refused["detail"].as_str().is_some_and(|text| text.contains(task.as_str().expect("an id"))));
+        }
+        assert_eq!(house.get("app/acme/endpoint/hook/health").await.expect(200)["resuming"], task);
+        match stop {
+            "pause" => house.post("app/acme/endpoint/hook/pause", json!({})).await.expect(200),
+            "patch" => house.call("PATCH", "app/acme/endpoint/hook", json!({"disabled": true})).await.expect(200),
+            _ => {
+                let body = json!({"url": "https://example.com/", "uid": "hook", "disabled": true});
+                house.call("PUT", "app/acme/endpoint/hook", body).await.expect(200)
+            }
+        };
+        let id = task.as_str().expect("an id");
+        assert_eq!(house.get(&format!("background-task/{id}")).await.expect(200)["status"], "failed", "{stop}");
+        let health = house.get("app/acme/endpoint/hook/health").await.expect(200);
+        assert_eq!((&health["state"], health.get("resuming")), (&json!("disabled"), None), "{stop}");
+    }
 }
 
 #[tokio::test]

@@ -347,6 +347,41 @@ async fn what_contradicts_a_level_further_away_is_refused() {
 }
 
 #[tokio::test]
+async fn what_someone_further_away_brought_about_is_not_held_against_another_change() {
+    let house = house().await;
+    let path = "app/acme/endpoint/hook";
+    house.call("PATCH", path, json!({"timeouts": {"firstByte": "10s"}})).await.expect(200);
+    house.call("PATCH", "app/acme", json!({"timeouts": {"total": "6s", "firstByte": "6s"}})).await.expect(200);
+    house.call("PATCH", path, json!({"maxInFlight": 3})).await.expect(200);
+    house.call("PUT", path, json!({"url": "https://example.com/", "uid": "hook"})).await.expect(200);
+    house.call("PATCH", path, json!({"timeouts": {"firstByte": "9s"}})).await.expect(422);
+}
+
+#[tokio::test]
+async fn a_schedule_is_not_cut_by_a_cap_that_was_meant_for_another() {
+    let house = house().await;
+    let path = "app/acme/endpoint/hook";
+    let capped = json!({"type": "exponential", "base": "1s", "cap": "1m"});
+    house.call("PATCH", "app/acme", json!({"retryPolicy": {"schedule": capped, "jitter": "none"}})).await.expect(200);
+    let second = async |query: &str| {
+        house.get(&format!("{path}/schedule{query}")).await.expect(200)["attempts"][1]["nominal"].clone()
+    };
+    for (schedule, expected) in [
+        (json!({"type": "fixed", "interval": "10m"}), "10m"),
+        (json!({"type": "exponential", "base": "10m"}), "10m"),
+        (json!({"type": "table", "delays": ["2d"]}), "2d"),
+        (json!({"type": "fixed", "interval": "10m", "cap": "20m"}), "10m"),
+    ] {
+        house.call("PATCH", path, json!({"retryPolicy": {"schedule": schedule}})).await.expect(200);
+        assert_eq!(second("").await, expected, "{schedule}");
+    }
+    let two_hours = json!({"retrySchedule": [{"secs": 7_200, "nanos": 0}]});
+    house.call("PATCH", path, json!({"retryPolicy": {"schedule": capped}})).await.expect(200);
+    house.call("PUT", "event-type/a.b/retry-schedule", two_hours).await.expect(200);
+    assert_eq!(second("?event_type=a.b").await, "2h");
+}
+
+#[tokio::test]
 async fn the_contracts_retry_schedule_is_kept_in_the_policy() {
     let house = house().await;
     let path = "event-type/a.b/retry-schedule";

@@ -198,6 +198,11 @@ async fn take_filter(api: &Api, app: &InApp, query: &mut Query) -> Result<DeadFi
         since: query.time("since")?.map(Time),
         until: query.time("until")?.map(Time),
     };
+    if let (Some(since), Some(until)) = (&asked.since, &asked.until)
+        && since.0 >= until.0
+    {
+        return Err(Error::invalid_query("since", "must be before `until`"));
+    }
     filter(api, app, asked).await
 }
 
