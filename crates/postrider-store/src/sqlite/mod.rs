@@ -21,6 +21,7 @@ mod repeats;
 mod schema;
 mod settings;
 mod settle;
+mod steps;
 mod tasks;
 #[cfg(test)]
 mod tests;
