@@ -316,3 +316,34 @@ impl EndpointEntry {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_kept_unless_its_own_application_changed_meanwhile() {
+        let (mine, other) = (AppKey::new(1), AppKey::new(2));
+        let mut known = Known::default();
+        let begun = known.generation;
+        assert!(!known.changed_since(begun, Some(mine)));
+        known.note(Some(other));
+        known.note(None);
+        assert!(!known.changed_since(begun, Some(mine)), "others may change as they like");
+        assert!(known.changed_since(begun, Some(other)) && known.changed_since(begun, None));
+        known.note(Some(mine));
+        assert!(known.changed_since(begun, Some(mine)));
+        assert!(!known.changed_since(known.generation, Some(mine)), "a read that began after it");
+    }
+
+    #[test]
+    fn a_read_that_took_longer_than_changes_are_remembered_is_not_trusted() {
+        let mut known = Known::default();
+        for number in 0..CHANGES_MAX as i64 {
+            known.note(Some(AppKey::new(number + 10)));
+        }
+        assert!(!known.changed_since(0, Some(AppKey::new(1))), "all of them are still known");
+        known.note(Some(AppKey::new(2)));
+        assert!(known.changed_since(0, Some(AppKey::new(1))));
+    }
+}
