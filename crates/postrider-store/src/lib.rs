@@ -7,9 +7,12 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod records;
+mod rows;
+pub mod shards;
 pub mod sqlite;
 mod store;
 
 pub use records::*;
+pub use shards::{Shard, Shards, Tenure};
 pub use sqlite::{SqliteOptions, SqliteStore};
 pub use store::*;

@@ -5,7 +5,7 @@
 
 use crate::{clock, directory::Directory};
 use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
-use postrider_store::{Retention, Store, StoreError, TaskKey, TaskStatus};
+use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::sync::Notify;
 
@@ -64,7 +64,10 @@ async fn work_off(
         let mut moved = false;
         for task in &unfinished {
             moved |= match advance(store, *task).await {
-                Err(error @ (StoreError::Busy | StoreError::Full | StoreError::Database(_))) => {
+                Err(
+                    error
+                    @ (StoreError::Busy | StoreError::Full | StoreError::Database(_) | StoreError::Unreachable(_)),
+                ) => {
                     tracing::warn!(task = task.0, %error, "a task could not go on; it is tried again");
                     false
                 }
@@ -100,13 +103,13 @@ async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
 /// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.
 async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), StoreError> {
     let tripped: BTreeSet<EndpointKey> = store
-        .healths()
+        .healths(Shards::ALL)
         .await?
         .into_iter()
         .filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. }))
         .map(|(endpoint, _)| endpoint)
         .collect();
-    for lane in store.lanes().await? {
+    for lane in store.lanes(Shards::ALL).await? {
         let Some(entry) = directory.endpoint(lane.endpoint).await? else { continue };
         if !entry.lane.parked && !tripped.contains(&lane.endpoint) {
             continue;

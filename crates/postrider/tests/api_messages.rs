@@ -78,7 +78,7 @@ impl Bench {
 
     async fn application(&self, uid: &str) -> AppKey {
         let now = clock::now();
-        let key = AppKey::new(self.api.store.mint(now));
+        let key = AppKey::new(self.api.store.mint(now).await.unwrap());
         let application = Application {
             key,
             version: 1,
@@ -96,7 +96,7 @@ impl Bench {
 
     async fn endpoint(&self, app: AppKey, disabled: bool) -> EndpointKey {
         let now = clock::now();
-        let key = EndpointKey::new(self.api.store.mint(now));
+        let key = EndpointKey::new(self.api.store.mint(now).await.unwrap());
         let private = Private { secrets: Vec::new(), headers: BTreeMap::new() };
         let endpoint = Endpoint {
             key,
@@ -192,7 +192,7 @@ impl Bench {
             health: None,
             disable: None,
         };
-        self.api.store.settle(Arc::new(vec![settlement])).await.expect("a settlement");
+        self.api.store.settle(self.api.store.tenure(), Arc::new(vec![settlement])).await.expect("a settlement");
     }
 }
 

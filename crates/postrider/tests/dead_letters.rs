@@ -743,7 +743,7 @@ async fn bury(server: &Server, endpoint: &str, count: usize) -> BTreeSet<String>
             keys.push(accepted.await.expect("no panic"));
         }
         let dead = keys.iter().map(|key| refused(*key, endpoint)).collect();
-        store.settle(Arc::new(dead)).await.expect("settled");
+        store.settle(store.tenure(), Arc::new(dead)).await.expect("settled");
         buried.extend(keys.into_iter().map(|key| ids.id_of(key)));
         first += 1_000;
     }
@@ -755,6 +755,7 @@ async fn accept(store: &dyn Store, app: AppKey, endpoint: EndpointKey, n: usize)
     let message = NewMessage {
         app,
         at: clock::now(),
+        generation: None,
         content: Content {
             event_type: "a.b".to_owned(),
             event_id: None,

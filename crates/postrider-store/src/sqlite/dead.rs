@@ -6,16 +6,21 @@
 //! so on a searcher's connection, which holds up nobody who delivers.
 
 use super::{
-    accept::order_of,
-    codes::{death_code, death_of},
     history,
-    pieces::{Piece, Span, in_list_order, piece_of},
+    pieces::{Piece, piece_of},
     settings::{self, Put},
     settle::requeue,
     tidy,
     writer::Batch,
 };
-use crate::{Committed, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Order, Page, PutError, Remember};
+use crate::{
+    Committed, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Order, Page, PutError, Remember,
+    rows::{
+        codes::{death_code, death_of},
+        extra::order_of,
+        paging::{Span, in_list_order},
+    },
+};
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger, policy::DeathReason,
 };
@@ -142,7 +147,7 @@ pub fn order_if_sendable(batch: &Batch<'_>, message: MessageKey) -> rusqlite::Re
     super::optional(
         piece
             .prepare(&batch.transaction, "SELECT extra FROM message_{n} WHERE key = ?1 AND payload IS NOT NULL")?
-            .query_row([message.raw()], |row| order_of(row.get_ref(0)?.as_str_or_null()?)),
+            .query_row([message.raw()], |row| Ok(order_of(row.get_ref(0)?.as_str_or_null()?)?)),
     )
 }
 

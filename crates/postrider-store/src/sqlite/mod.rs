@@ -6,7 +6,6 @@
 
 mod accept;
 mod cancel;
-mod codes;
 mod dead;
 mod expire;
 mod filter;
@@ -28,17 +27,21 @@ mod tests;
 mod tidy;
 mod writer;
 
-use crate::{records::*, store::*};
+use crate::{
+    records::*,
+    rows::{Unreadable, minter::Minter},
+    shards::{Shards, Tenure},
+    store::*,
+};
 use async_trait::async_trait;
 use lock::FolderLock;
-use pieces::{Minter, Piece};
+use pieces::Piece;
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
 };
 use readers::Readers;
 use rusqlite::{Connection, OpenFlags};
-use serde::{Serialize, de::DeserializeOwned};
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -136,6 +139,7 @@ impl SqliteStore {
             (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
         };
         let (announce, committed) = mpsc::unbounded_channel();
+        let _ = announce.send(vec![Committed::Offered { tenure: Tenure::default(), shards: Shards::ALL }]);
         Ok(Self {
             readers: Readers::start(connections(READERS)?, &shared)?,
             searchers: Readers::start(connections(SEARCHERS)?, &shared)?,
@@ -246,7 +250,38 @@ impl Store for SqliteStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError> {
+    // One process owns the folder, and so everything in it.
+
+    async fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn disown(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn tenure(&self) -> Tenure {
+        Tenure::default()
+    }
+
+    fn may_send(&self) -> bool {
+        true
+    }
+
+    fn leads(&self) -> bool {
+        true
+    }
+
+    async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(None)
+    }
+
+    async fn spill(
+        &self,
+        _: Tenure,
+        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
+        due: Timestamp,
+    ) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
     }
 
@@ -260,15 +295,15 @@ impl Store for SqliteStore {
         self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, ordering, now, limit)).await
     }
 
-    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
+    async fn settle(&self, _: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::settle(batch, &settlements)).await
     }
 
-    async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError> {
+    async fn lanes(&self, _: Shards) -> Result<Vec<LaneFound>, StoreError> {
         self.readers.run(|connection, _| load::lanes(connection)).await
     }
 
-    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
+    async fn healths(&self, _: Shards) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
         self.readers.run(|connection, _| health::all(connection)).await
     }
 
@@ -303,8 +338,8 @@ impl Store for SqliteStore {
             .await?
     }
 
-    fn mint(&self, at: Timestamp) -> i64 {
-        self.shared.minter.mint(at)
+    async fn mint(&self, at: Timestamp) -> Result<i64, StoreError> {
+        Ok(self.shared.minter.mint(at))
     }
 
     async fn put_application(
@@ -324,6 +359,10 @@ impl Store for SqliteStore {
 
     async fn application(&self, by: By<AppKey>) -> Result<Option<Application>, StoreError> {
         self.readers.run(move |connection, _| settings::application(connection, by)).await
+    }
+
+    async fn generation(&self, _: AppKey) -> Result<Option<i64>, StoreError> {
+        Ok(None)
     }
 
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
@@ -626,15 +665,8 @@ fn optional<T>(found: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
     }
 }
 
-fn to_json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect("lists and maps of strings become JSON")
-}
-
-fn from_json<T: DeserializeOwned>(text: &str) -> rusqlite::Result<T> {
-    serde_json::from_str(text)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error)))
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+impl From<Unreadable> for rusqlite::Error {
+    fn from(unreadable: Unreadable) -> Self {
+        Self::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(unreadable))
+    }
 }

@@ -21,7 +21,7 @@ use postrider_engine::{
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
     policy::{DisableRules, Health, Next, Ordering, Progress},
 };
-use postrider_store::{By, Cancelled, Committed, Loaded, Settlement, Store, StoreError, Waiting};
+use postrider_store::{By, Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Waiting};
 use std::{
     collections::{HashMap, HashSet},
     pin::pin,
@@ -180,7 +180,7 @@ impl Dispatch {
             Command::Spill(deliveries) => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
-                    insist(|| store.spill(deliveries.clone(), now)).await;
+                    insist(|| store.spill(store.tenure(), deliveries.clone(), now)).await;
                     let _ = events.send(Event::Spilled(deliveries.into_iter().map(|(id, _)| id).collect()));
                 });
             }
@@ -196,7 +196,7 @@ impl Dispatch {
         let batch = Arc::new(std::mem::take(&mut self.unsettled));
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
         tokio::spawn(async move {
-            insist(|| store.settle(Arc::clone(&batch))).await;
+            insist(|| store.settle(store.tenure(), Arc::clone(&batch))).await;
             let _ = events.send(Event::Settled(batch));
         });
     }
@@ -282,6 +282,8 @@ impl Dispatch {
                 },
                 Committed::Settings { app } => self.reread(app),
                 Committed::EventTypes => self.directory.event_types_changed(),
+                Committed::Work => self.tasks.wake(),
+                Committed::Offered { .. } | Committed::Wanted { .. } | Committed::Deposed => {}
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
                 Committed::Health { endpoint } => match self.directory.endpoint_at_hand(endpoint) {
                     Some(entry) => self.engine.set_health(endpoint, entry.lane, Health::default(), now),
@@ -367,12 +369,12 @@ impl Dispatch {
     /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
     /// what is new belongs behind it.
     async fn take_over(&mut self) {
-        for (endpoint, health) in insist(|| self.store.healths()).await {
+        for (endpoint, health) in insist(|| self.store.healths(Shards::ALL)).await {
             if let Some(entry) = insist(|| self.directory.endpoint(endpoint)).await {
                 self.engine.set_health(endpoint, entry.lane, health, clock::now());
             }
         }
-        let found = insist(|| self.store.lanes()).await;
+        let found = insist(|| self.store.lanes(Shards::ALL)).await;
         self.unopened = found.iter().map(|lane| (lane.endpoint, lane.next_due)).collect();
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move {

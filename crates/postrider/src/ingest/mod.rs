@@ -42,6 +42,7 @@ impl Ingest {
         let message = NewMessage {
             app: app.application.key,
             at: clock::now(),
+            generation: None,
             content: event.content,
             payload_expires_at: event.payload_expires_at,
             owed,
