@@ -6,12 +6,14 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod postgres;
 pub mod records;
 mod rows;
 pub mod shards;
 pub mod sqlite;
 mod store;
 
+pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;
 pub use shards::{Shard, Shards, Tenure};
 pub use sqlite::{SqliteOptions, SqliteStore};

@@ -1,0 +1,1 @@
+//! Accepting messages, many in one statement.

@@ -1,0 +1,1 @@
+//! What a commit of one node changed that another one must hear of.
