@@ -561,7 +561,12 @@ impl Store for PostgresStore {
     }
 
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError> {
-        turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)
+        let more = turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)?;
+        let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
+            return Ok(more);
+        };
+        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
+        Ok(true)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {
