@@ -9,6 +9,7 @@
 
 use super::{
     Db, Result,
+    accept::WHOLE_LANE,
     cancel::ends,
     execute,
     pieces::{self, Piece},
@@ -38,8 +39,6 @@ const ATTEMPTS_ROUND: &str = "attempts_left_behind_round";
 const SEQUENCES_ROUND: &str = "sequences_round";
 /// The keys `[first, end)` of the piece that was dropped last, and through which endpoint its dead letters are forgotten.
 const DROPPED_PIECE: &str = "dropped_piece";
-
-const WHOLE_LANE: i64 = 0;
 
 /// Forgets some of what is past its time, but for whole pieces. True while there is more to do.
 pub async fn tidy(turn: &mut Turn, now: Timestamp, retention: Retention) -> Result<bool> {
@@ -84,23 +83,23 @@ pub async fn piece_to_discard(db: &Db, now: Timestamp, retention: Retention) -> 
     Ok(old.into_iter().find(|piece| !awaited.contains(&piece.number)))
 }
 
-/// Drops a piece that a reader has found, if nothing has been put on its way again since.
-pub async fn discard(turn: &mut Turn, piece: Piece) -> Result<()> {
+/// Drops a piece that a reader has found, if nothing has been put on its way again since. True if it went, so that the
+/// next one may be looked for.
+pub async fn discard(turn: &mut Turn, piece: Piece) -> Result<bool> {
     let db = turn.db();
     let settled_before = recover::oldest_handed(db).await?.unwrap_or(i64::MAX);
     let can_go = piece.end_key <= settled_before
         && pieces::list(db).await?.contains(&piece)
         && noted::<3>(db, DROPPED_PIECE).await?.is_none()
         && pieces_with_waiting(db, &[piece]).await?.is_empty();
-    if !can_go {
-        return Ok(());
+    if !can_go || !pieces::discard(db, piece).await? {
+        return Ok(false);
     }
-    pieces::discard(db, piece).await?;
     // Nobody's clock is so far behind; if it were, his messages would have nowhere to go.
     execute(db, "UPDATE cluster SET floor = greatest(floor, $1)", &[&(piece.end_key - 1)]).await?;
     note(turn, DROPPED_PIECE, [piece.first_key, piece.end_key, i64::MIN]).await?;
     forget_what_belonged_to_dropped(turn).await?;
-    Ok(())
+    Ok(true)
 }
 
 /// Removes a payload for good. False if there is no such message.
