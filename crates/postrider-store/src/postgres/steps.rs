@@ -10,7 +10,7 @@ use super::{
     Db, Result,
     cancel::{cancel_handed, end_all_waiting, ends, ordered_messages},
     dead::{Again, Candidate, begin_again, candidates, unsigned},
-    execute, health, one, recover, row, rows, settings,
+    execute, health, one, recover, row, rows,
     settle::{Cycle, Start, start_many},
     small, tidy,
     writer::Turn,
@@ -505,7 +505,6 @@ async fn enable(turn: &mut Turn, (app, endpoint): (AppKey, EndpointKey), at: Tim
     )
     .await?;
     if enabled == 1 {
-        settings::raise_generation(turn, app).await?;
         health::forget(turn.db(), endpoint).await?;
         turn.announce(Committed::Settings { app });
         turn.announce(Committed::Health { endpoint });
