@@ -125,11 +125,6 @@ pub async fn cancel_handed(turn: &Turn, endpoint: EndpointKey, messages: &[i64],
     Ok(())
 }
 
-pub async fn is_delivered(db: &Db, id: DeliveryId) -> Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM attempt WHERE message = $1 AND endpoint = $2 AND class = 0)";
-    Ok(one(db, sql, &[&id.message.raw(), &id.endpoint.raw()]).await?.get(0))
-}
-
 pub async fn backlog(db: &Db, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog> {
     let kept_from = since.map(first_key_at);
     let found = one(

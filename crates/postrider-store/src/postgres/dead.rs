@@ -312,13 +312,17 @@ impl<'f> OpenLetters<'f> {
 /// What the filter does not ask for is left out, and the limit and the open state stand in the text: only then is it
 /// seen that the way along the index is the shortest.
 fn select_open(filter: &DeadFilter, reading: Order) -> String {
-    let comes_later = match reading {
+    let after = match reading {
         Order::Ascending => ">",
         Order::Descending => "<",
     };
     let direction = direction(reading);
+    // The primary key is by endpoint first, and would not be read from both on.
+    let comes_later = match filter.endpoint {
+        Some(_) => format!("endpoint = $1 AND message {after}= $10 AND (message <> $10 OR endpoint {after} $11)"),
+        None => format!("(message, endpoint) {after} ($10, $11)"),
+    };
     let asked_for: String = [
-        (filter.endpoint.is_some(), " AND endpoint = $1"),
         (!filter.messages.is_empty(), " AND message = ANY($2)"),
         (filter.reason.is_some(), " AND reason = $3"),
         (filter.since.is_some(), " AND at >= $5"),
@@ -328,8 +332,7 @@ fn select_open(filter: &DeadFilter, reading: Order) -> String {
     .filter_map(|(asked, condition)| asked.then_some(condition))
     .collect();
     format!(
-        "SELECT * FROM dead WHERE app = $9 AND open = 1 AND message {comes_later}= $10
-             AND (message, endpoint) {comes_later} ($10, $11) {asked_for}
+        "SELECT * FROM dead WHERE app = $9 AND open = 1 AND {comes_later} {asked_for}
          ORDER BY message {direction}, endpoint {direction} LIMIT {CHUNK}"
     )
 }
@@ -355,4 +358,44 @@ async fn read_letter(db: &Db, app: AppKey, dead: Dead) -> Result<Option<DeadLett
         attempts: u32::try_from(tried.get::<_, i64>(0)).unwrap_or(u32::MAX),
         last_attempt,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, PostgresOptions, migrate};
+    use postrider_testbed::Cluster;
+
+    /// With a million dead letters, a page must not cost more than what it shows.
+    #[tokio::test]
+    async fn pages_of_dead_letters_follow_an_index() {
+        let url: DatabaseUrl = Cluster::shared().fresh_database().await.parse().unwrap();
+        let options = PostgresOptions::default();
+        migrate(&url, &options).await.unwrap();
+        let db = url.pool(&options, 1).unwrap().get().await.unwrap();
+        // The plan for whatever values are asked for, which is the one that a busy connection uses.
+        db.batch_execute(
+            "INSERT INTO dead (endpoint, message, reason, at, cycle, app, open)
+             SELECT number % 10, number, 0, number, 0, 1, 1 FROM generate_series(1, 100000) AS number;
+             ANALYZE dead;
+             SET plan_cache_mode = force_generic_plan",
+        )
+        .await
+        .unwrap();
+        let of_endpoint = DeadFilter { endpoint: Some(1), ..DeadFilter::default() };
+        for (filter, index) in [(DeadFilter::default(), "dead_app"), (of_endpoint, "dead_pkey")] {
+            let sql = select_open(&filter, Order::Descending);
+            db.batch_execute(&format!(
+                "PREPARE page (bigint, bigint[], smallint, smallint, bigint, bigint, text[], integer, bigint, bigint, bigint)
+                 AS {sql}"
+            ))
+            .await
+            .unwrap();
+            let explain = "EXPLAIN EXECUTE page (1, '{}', 0, 0, 0, 0, '{}', 0, 1, 40000, 0)";
+            let plan: Vec<String> = db.query(explain, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+            assert!(plan.iter().any(|step| step.contains(&format!("Index Scan Backward using {index}"))), "{plan:#?}");
+            assert!(!plan.iter().any(|step| step.contains("Sort")), "{plan:#?}");
+            db.batch_execute("DEALLOCATE page").await.unwrap();
+        }
+    }
 }

@@ -531,3 +531,30 @@ pub async fn purge(turn: &mut Turn, app: AppKey, (cursor, end): (i64, i64)) -> R
     }
     Ok(Step::looked_through(&found, cursor, changed.len()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, PostgresOptions, migrate};
+    use postrider_testbed::Cluster;
+
+    /// A step is bounded also where hardly anything is left to be replayed.
+    #[tokio::test]
+    async fn a_step_passes_over_a_bounded_number_of_letters() {
+        let url: DatabaseUrl = Cluster::shared().fresh_database().await.parse().unwrap();
+        let options = PostgresOptions::default();
+        migrate(&url, &options).await.unwrap();
+        let db = url.pool(&options, 1).unwrap().get().await.unwrap();
+        db.batch_execute(
+            "INSERT INTO dead (endpoint, message, reason, at, cycle, app, open)
+             SELECT 1, number, 0, 0, 0, 1, 0 FROM generate_series(1, 5002) AS number",
+        )
+        .await
+        .unwrap();
+        let steps = [((0, 9_000), 5_000, true), ((5_000, 9_000), 5_002, false), ((5_002, 9_000), 5_002, false)];
+        for (span, expected, goes_on) in steps {
+            let (reached, then) = passed_over(&db, 1, span).await.unwrap();
+            assert_eq!((reached, matches!(then, Then::GoOn)), (expected, goes_on), "{span:?}");
+        }
+    }
+}
