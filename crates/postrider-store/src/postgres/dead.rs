@@ -383,7 +383,7 @@ mod tests {
         .await
         .unwrap();
         let of_endpoint = DeadFilter { endpoint: Some(1), ..DeadFilter::default() };
-        for (filter, index) in [(DeadFilter::default(), "dead_app"), (of_endpoint, "dead_pkey")] {
+        for filter in [DeadFilter::default(), of_endpoint] {
             let sql = select_open(&filter, Order::Descending);
             db.batch_execute(&format!(
                 "PREPARE page (bigint, bigint[], smallint, smallint, bigint, bigint, text[], integer, bigint, bigint, bigint)
@@ -393,7 +393,7 @@ mod tests {
             .unwrap();
             let explain = "EXPLAIN EXECUTE page (1, '{}', 0, 0, 0, 0, '{}', 0, 1, 40000, 0)";
             let plan: Vec<String> = db.query(explain, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-            assert!(plan.iter().any(|step| step.contains(&format!("Index Scan Backward using {index}"))), "{plan:#?}");
+            assert!(plan.iter().any(|step| step.contains("Index Scan Backward using dead_")), "{plan:#?}");
             assert!(!plan.iter().any(|step| step.contains("Sort")), "{plan:#?}");
             db.batch_execute("DEALLOCATE page").await.unwrap();
         }
