@@ -575,8 +575,7 @@ impl Store for PostgresStore {
         let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
             return Ok(more);
         };
-        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
-        Ok(true)
+        Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {
