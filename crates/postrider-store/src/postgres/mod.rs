@@ -15,6 +15,7 @@ mod health;
 mod history;
 mod leases;
 mod load;
+mod migrate;
 mod news;
 mod pieces;
 mod readers;
@@ -28,9 +29,12 @@ mod tasks;
 mod tests;
 mod tidy;
 mod tls;
+mod visit;
 mod writer;
 
-pub use connect::{DatabaseUrl, OpenError, PostgresOptions};
+pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions};
+pub use migrate::migrate;
+pub use visit::Visitor;
 
 use crate::{
     records::*,
