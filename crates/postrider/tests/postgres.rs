@@ -62,6 +62,37 @@ fn serve(url: &str, data: &Path) -> (Option<i32>, String, String) {
 }
 
 #[tokio::test]
+async fn two_nodes_with_the_same_keys_serve_the_same_database() {
+    let url = empty_database().await;
+    let mut first = Server::start_with(&["--database-url", &url, "--node-name", "first"]);
+    let kept: Vec<_> =
+        fs::read_dir(first.data()).expect("a folder").map(|file| file.expect("a file").file_name()).collect();
+    assert_eq!(kept, [Keyring::FILE], "everything else is in the database");
+    let said = postrider(&first.data(), &["endpoints", "add", "--url", &first.url(), "--create-app"])
+        .args(["--app", "shop", "http://127.0.0.1:9/hook"])
+        .env("POSTRIDER_TOKEN", first.token())
+        .output();
+    let (code, stdout, stderr) = ended(said.expect("the binary runs"));
+    assert_eq!(code, Some(0), "{stderr}");
+
+    let mut second = Server::not_started(&["--database-url", &url, "--node-name", "second"]);
+    fs::create_dir(second.data()).expect("made");
+    fs::copy(first.data().join(Keyring::FILE), second.data().join(Keyring::FILE)).expect("copied");
+    second.start_again();
+    let list = ["endpoints", "list", "--url", &second.url(), "--app", "shop", "--json"];
+    let listed = postrider(&second.data(), &list).env("POSTRIDER_TOKEN", first.token()).output();
+    let (code, list, stderr) = ended(listed.expect("the binary runs"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let id = stdout.split_whitespace().find(|word| word.starts_with("ep_")).expect("an id");
+    assert!(list.contains(id), "{list}");
+
+    assert!(first.stop().success() && second.stop().success());
+    for server in [first, second] {
+        assert!(!server.log().contains(PASSWORD), "{}", server.log());
+    }
+}
+
+#[tokio::test]
 async fn a_database_whose_keys_are_elsewhere_is_refused_before_new_ones_are_made() {
     let (url, _) = deployment().await;
     let elsewhere = folder();
