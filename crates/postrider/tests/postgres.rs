@@ -69,7 +69,7 @@ async fn two_nodes_with_the_same_keys_serve_the_same_database() {
         fs::read_dir(first.data()).expect("a folder").map(|file| file.expect("a file").file_name()).collect();
     assert_eq!(kept, [Keyring::FILE], "everything else is in the database");
     let said = postrider(&first.data(), &["endpoints", "add", "--url", &first.url(), "--create-app"])
-        .args(["--app", "shop", "http://127.0.0.1:9/hook"])
+        .args(["--app", "shop", "http://127.0.0.1:9999/hook"])
         .env("POSTRIDER_TOKEN", first.token())
         .output();
     let (code, stdout, stderr) = ended(said.expect("the binary runs"));
