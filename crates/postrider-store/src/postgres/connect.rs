@@ -10,7 +10,7 @@ use super::{
     shared::Shared,
     tls::Rustls,
 };
-use crate::StoreError;
+use crate::{Migrated, StoreError};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};
 use postrider_engine::Timestamp;
 use rustls::{
@@ -168,13 +168,6 @@ impl PostgresStore {
             _tasks: tasks,
         })
     }
-}
-
-/// From which version of the tables to which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Migrated {
-    pub from: i64,
-    pub to: i64,
 }
 
 /// Brings the tables up to date. Several nodes may try at once: one does it, and the others wait.

@@ -30,9 +30,11 @@ mod tasks;
 mod tests;
 mod tidy;
 mod tls;
+mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, Migrated, OpenError, PostgresOptions, migrate};
+pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use visit::Visitor;
 
 use crate::{
     records::*,
