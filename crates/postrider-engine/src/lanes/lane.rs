@@ -172,7 +172,7 @@ impl<C> Lane<C> {
 
     /// Nothing of it is in memory, on the network or being written or read.
     pub fn is_quiet(&self) -> bool {
-        self.held.is_empty() && self.settling == 0 && self.stored.spilling.is_empty() && self.stored.loading.is_none()
+        self.held.is_empty() && self.stored.spilling.is_empty() && self.stored.loading.is_none()
     }
 
     pub fn set_health(&mut self, health: Health, ledger: &mut Ledger, now: Timestamp) {
