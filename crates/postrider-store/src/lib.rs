@@ -7,6 +7,7 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod postgres;
+mod queued;
 pub mod records;
 mod rows;
 pub mod shards;

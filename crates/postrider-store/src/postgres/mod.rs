@@ -30,7 +30,7 @@ mod tidy;
 mod tls;
 mod writer;
 
-pub use connect::{DatabaseUrl, OpenError, PostgresOptions};
+pub use connect::{BadUrl, DatabaseUrl, Migrated, OpenError, PostgresOptions, migrate};
 
 use crate::{
     records::*,
@@ -45,7 +45,7 @@ use postrider_engine::{
 };
 use readers::Readers;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
 use writer::{Turn, Writer};
 
@@ -66,13 +66,23 @@ pub enum Error {
     TooSlow,
     #[error("this node's time as an owner is over")]
     Deposed,
+    /// Greater keys are in use where keys must grow.
+    #[error("keys up to {used} are in use")]
+    KeyTooSmall { used: i64 },
+    #[error("a part of the store broke down")]
+    Panicked,
 }
 
 impl Error {
     fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Database(error) => error.code(),
-            Self::Unreadable(_) | Self::Unreachable(_) | Self::TooSlow | Self::Deposed => None,
+            Self::Unreadable(_)
+            | Self::Unreachable(_)
+            | Self::TooSlow
+            | Self::Deposed
+            | Self::KeyTooSmall { .. }
+            | Self::Panicked => None,
         }
     }
 
@@ -88,7 +98,7 @@ impl Error {
                 }
             },
             Self::Unreachable(_) | Self::TooSlow => true,
-            Self::Unreadable(_) | Self::Deposed => false,
+            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked => false,
         }
     }
 }
@@ -161,6 +171,16 @@ pub struct PostgresStore {
     /// For what is searched for, which may take as long as the history is.
     searchers: Readers,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
+    /// End with the store, whether it was closed or not.
+    _tasks: Tasks,
+}
+
+struct Tasks(Vec<JoinHandle<()>>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
 }
 
 /// Hands a piece of work to the writer, to be done while no other node writes. It may be done again if the connection is
@@ -192,7 +212,7 @@ impl Store for PostgresStore {
     }
 
     async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
-        self.writer.own(tenure, shards).await
+        self.writer.shared().own(tenure, shards)
     }
 
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
@@ -541,7 +561,12 @@ impl Store for PostgresStore {
     }
 
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError> {
-        turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)
+        let more = turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)?;
+        let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
+            return Ok(more);
+        };
+        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
+        Ok(true)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {
