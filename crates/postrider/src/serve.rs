@@ -26,10 +26,18 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::{net::TcpListener, signal::unix, sync::watch, task::JoinHandle};
+use tokio::{
+    net::TcpListener,
+    signal::unix,
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
 
 /// How often samples are taken into the histograms, and the store is asked how much waits.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
+
+/// How often the store's clock is looked at.
+const CLOCK_EVERY: Duration = Duration::from_secs(10);
 
 /// A running server.
 pub struct Server {
@@ -40,6 +48,8 @@ pub struct Server {
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
     dispatching: JoinHandle<()>,
+    /// What ends with the server, wherever it is.
+    beside: JoinSet<()>,
 }
 
 /// Runs a server until a signal ends it.
@@ -81,6 +91,11 @@ impl Server {
         let data = settings.data.clone();
         let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
         let store: Arc<dyn Store> = Arc::new(store);
+        let mut beside = JoinSet::new();
+        let mut follower = clock::Follower::default();
+        if follower.follow(&*store).await? {
+            beside.spawn(keep_time(follower, Arc::clone(&store)));
+        }
         let vault = Arc::new(Vault::new(keyring.encryption()));
         check_vault(&*store, &vault).await?;
         let ids = IdCodec::new(*keyring.ids());
@@ -110,19 +125,19 @@ impl Server {
             dead_letters: settings.retention_dead_letters,
             idempotency: IDEMPOTENCY_MEMORY,
         };
-        tokio::spawn({
+        beside.spawn({
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
             async move { tasks.run(store, directory, retention).await }
         });
-        tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 
         let api = Arc::new(Api {
             store: Arc::clone(&store),
             ids,
             vault,
             tokens: Arc::clone(&tokens),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
             directory,
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
             tasks,
             guard,
             clock: clock::now,
@@ -138,7 +153,7 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
-        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching })
+        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching, beside })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -164,6 +179,7 @@ impl Server {
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
+        drop(self.beside);
         self.store.close().await;
     }
 }
@@ -210,6 +226,17 @@ async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
         }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
+    }
+}
+
+async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
+    loop {
+        tokio::time::sleep(CLOCK_EVERY).await;
+        match follower.follow(&*store).await {
+            Ok(_) => {}
+            Err(StoreError::Closed) => return,
+            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
+        }
     }
 }
 
