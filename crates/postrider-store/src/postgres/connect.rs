@@ -49,7 +49,7 @@ impl FromStr for DatabaseUrl {
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
             return Err(BadUrl("it must begin with postgres://".to_owned()));
         }
-        let config: Config = text.parse().map_err(|error| BadUrl(super::describe(&error)))?;
+        let config: Config = text.parse().map_err(|error| BadUrl(describe(&error)))?;
         if config.get_hosts().is_empty() {
             return Err(BadUrl("it names no host".to_owned()));
         }

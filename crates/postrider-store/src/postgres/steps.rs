@@ -10,7 +10,7 @@ use super::{
     Db, Result,
     cancel::{cancel_handed, end_all_waiting, ordered_messages},
     dead::{Again, Dead, FITS, Fits, WITH_CONTENT, begin_again, unsigned},
-    execute, health, one, recover, row, rows, settings,
+    execute, health, one, recover, row, rows,
     settle::{Cycle, Start, start_many},
     small, tidy,
     writer::Turn,
@@ -545,7 +545,6 @@ async fn enable(turn: &mut Turn, (app, endpoint): (AppKey, EndpointKey), at: Tim
     )
     .await?;
     if enabled == 1 {
-        settings::raise_generation(turn, app).await?;
         health::forget(turn.db(), endpoint).await?;
         turn.announce(Committed::Settings { app });
         turn.announce(Committed::Health { endpoint });
