@@ -150,7 +150,7 @@ fn next_version(expect: Expect) -> i64 {
     }
 }
 
-pub async fn raise_generation(turn: &Turn, app: AppKey) -> Result<()> {
+async fn raise_generation(turn: &Turn, app: AppKey) -> Result<()> {
     let sql = "UPDATE application SET generation = generation + 1 WHERE key = $1";
     execute(turn.db(), sql, &[&app.raw()]).await?;
     Ok(())
