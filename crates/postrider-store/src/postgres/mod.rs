@@ -71,6 +71,8 @@ pub enum Error {
     KeyTooSmall { used: i64 },
     #[error("a part of the store broke down")]
     Panicked,
+    #[error("the store is closed")]
+    Closed,
 }
 
 impl Error {
@@ -82,7 +84,8 @@ impl Error {
             | Self::TooSlow
             | Self::Deposed
             | Self::KeyTooSmall { .. }
-            | Self::Panicked => None,
+            | Self::Panicked
+            | Self::Closed => None,
         }
     }
 
@@ -90,7 +93,10 @@ impl Error {
     fn is_lost(&self) -> bool {
         match self {
             Self::Database(error) => match error.code() {
-                None => true,
+                None => {
+                    error.is_closed()
+                        || std::error::Error::source(error).is_some_and(|cause| cause.is::<std::io::Error>())
+                }
                 Some(code) => {
                     code.code().starts_with("57P")
                         || code.code().starts_with("08")
@@ -98,15 +104,17 @@ impl Error {
                 }
             },
             Self::Unreachable(_) | Self::TooSlow => true,
-            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked => false,
+            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked | Self::Closed => false,
         }
     }
 }
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
-        if matches!(error, Error::Deposed) {
-            return Self::Deposed;
+        match error {
+            Error::Deposed => return Self::Deposed,
+            Error::Closed => return Self::Closed,
+            _ => {}
         }
         if error.is_lost() {
             return Self::Unreachable(error.to_string());

@@ -995,7 +995,7 @@ impl State {
         }
     }
 
-    /// Leaves the other nodes, with everything in rows.
+    /// Leaves the other nodes, without a lease that they would have to wait for.
     async fn depart(&mut self) {
         if !self.is_member {
             return;
@@ -1008,8 +1008,11 @@ impl State {
             let client = client?;
             client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
             count(&client, tenure, batch, through, minted).await?;
-            let now = leases::now(&client).await?;
-            recover::bury_node(&client, tenure.0, now).await?;
+            match through {
+                i64::MAX => drop(recover::bury_node(&client, tenure.0, Timestamp::default()).await?),
+                // Whoever comes next gives rows to what is left.
+                _ => leases::give_up(&client, tenure.0).await?,
+            }
             execute(&client, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
             client.batch_execute("COMMIT").await?;
             Ok(())
@@ -1047,8 +1050,8 @@ fn is_collision(code: &SqlState) -> bool {
 async fn count(db: &Db, tenure: Tenure, batch: i64, through: i64, minted: i64) -> Result<i64> {
     let found = row(
         db,
-        "UPDATE node SET batch = $2, settled_through = $3, minted = greatest(minted, $4)
-         WHERE id = $1 AND batch = $2 - 1 RETURNING (SELECT floor FROM cluster)",
+        "UPDATE node SET batch = $2::bigint, settled_through = $3, minted = greatest(minted, $4)
+         WHERE id = $1 AND batch = $2::bigint - 1 RETURNING (SELECT floor FROM cluster)",
         &[&tenure.0, &batch, &through, &minted],
     )
     .await?;
