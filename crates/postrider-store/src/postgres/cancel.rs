@@ -4,10 +4,11 @@
 //! wire is not called back: if it arrives after all, the delivery counts as delivered.
 
 use super::{
-    Db, Result, count, execute, one, recover, row, rows,
+    Db, Result, count, execute,
+    jobs::Turn,
+    one, recover, row, rows,
     settle::{Runs, bury},
     small,
-    writer::Turn,
 };
 use crate::{
     Backlog, Cancelled, Committed,
@@ -123,11 +124,6 @@ pub async fn cancel_handed(turn: &Turn, endpoint: EndpointKey, messages: &[i64],
     )
     .await?;
     Ok(())
-}
-
-pub async fn is_delivered(db: &Db, id: DeliveryId) -> Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM attempt WHERE message = $1 AND endpoint = $2 AND class = 0)";
-    Ok(one(db, sql, &[&id.message.raw(), &id.endpoint.raw()]).await?.get(0))
 }
 
 pub async fn backlog(db: &Db, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog> {

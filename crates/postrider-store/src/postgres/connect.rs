@@ -2,12 +2,13 @@
 
 use super::{
     Db, Error, PostgresStore, Tasks, describe,
+    jobs::Writer,
     leases::{self, Keeper},
     news, one,
     readers::Readers,
     rows, schema,
+    shared::Shared,
     tls::Rustls,
-    writer::{Shared, Writer},
 };
 use crate::StoreError;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};

@@ -6,10 +6,11 @@
 //! so on a searcher's connection, which holds up nobody who delivers.
 
 use super::{
-    Db, Result, count, execute, history, one, row, rows, settings,
+    Db, Result, count, execute, history,
+    jobs::Turn,
+    one, row, rows, settings,
     settle::{Cycle, Start, start_many},
     small, tidy,
-    writer::Turn,
 };
 use crate::{
     Committed, Cut, DeadFilter, DeadKey, DeadLetter, Order, Page, PutError, Remember,

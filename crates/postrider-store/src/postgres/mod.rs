@@ -13,6 +13,7 @@ mod dead;
 mod expire;
 mod health;
 mod history;
+mod jobs;
 mod leases;
 mod load;
 mod news;
@@ -22,6 +23,7 @@ mod recover;
 mod schema;
 mod settings;
 mod settle;
+mod shared;
 mod steps;
 mod tasks;
 #[cfg(test)]
@@ -39,6 +41,7 @@ use crate::{
     store::*,
 };
 use async_trait::async_trait;
+use jobs::{Turn, Writer};
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
@@ -47,7 +50,6 @@ use readers::Readers;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
-use writer::{Turn, Writer};
 
 /// A connection, in or out of a transaction.
 type Db = deadpool_postgres::ClientWrapper;

@@ -10,10 +10,11 @@ use super::{
     Db, Result,
     cancel::{cancel_handed, end_all_waiting, ordered_messages},
     dead::{Again, Dead, FITS, Fits, WITH_CONTENT, begin_again, unsigned},
-    execute, health, one, recover, row, rows,
+    execute, health,
+    jobs::Turn,
+    one, recover, row, rows,
     settle::{Cycle, Start, start_many},
     small, tidy,
-    writer::Turn,
 };
 use crate::{
     Cancelled, Committed, DeadFilter, Keep, ReplayFilter, StateKind,

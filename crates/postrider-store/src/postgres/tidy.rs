@@ -9,9 +9,9 @@
 
 use super::{
     Db, Result, execute,
+    jobs::Turn,
     pieces::{self, Piece},
     recover, rows, settings,
-    writer::Turn,
 };
 use crate::{IDEMPOTENCY_MEMORY, Retention};
 use postrider_engine::{
