@@ -323,7 +323,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// What is asked here is asked along an index. By figures that are old while a table grows, the planner would rather read
 /// and sort all of it, and keep to that. Where it has no choice, such a way counts as dear beyond measure, for which the
 /// server would otherwise compile it first.
-const PLANNER: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off";
+///
+/// Each statement is planned once per connection: with many partitions that takes longer than carrying it out.
+const PLANNER: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c plan_cache_mode=force_generic_plan";
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
