@@ -4,10 +4,11 @@
 //! wire is not called back: if it arrives after all, the delivery counts as delivered.
 
 use super::{
-    Db, Result, count, execute, one, recover, row, rows,
+    Db, Result, count, execute,
+    jobs::Turn,
+    one, recover, row, rows,
     settle::{Runs, bury},
     small,
-    writer::Turn,
 };
 use crate::{
     Backlog, Cancelled, Committed,
@@ -125,11 +126,6 @@ pub async fn cancel_handed(turn: &Turn, endpoint: EndpointKey, messages: &[i64],
     Ok(())
 }
 
-pub async fn is_delivered(db: &Db, id: DeliveryId) -> Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM attempt WHERE message = $1 AND endpoint = $2 AND class = 0)";
-    Ok(one(db, sql, &[&id.message.raw(), &id.endpoint.raw()]).await?.get(0))
-}
-
 pub async fn backlog(db: &Db, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog> {
     let kept_from = since.map(first_key_at);
     let found = one(
@@ -169,6 +165,13 @@ pub async fn ordered_messages(db: &Db, messages: &[MessageKey]) -> Result<Vec<(i
         return Ok(Vec::new());
     }
     let keys: Vec<i64> = messages.iter().map(|message| message.raw()).collect();
-    let found = rows(db, "SELECT key, extra FROM message WHERE key = ANY($1) ORDER BY key", &[&keys]).await?;
+    let (first, last) = ends(&keys);
+    let sql = "SELECT key, extra FROM message WHERE key = ANY($1) AND key BETWEEN $2 AND $3 ORDER BY key";
+    let found = rows(db, sql, &[&keys, &first, &last]).await?;
     found.iter().map(|row| Ok((row.get(0), order_of(row.get(1))?))).collect()
+}
+
+/// The least and the greatest of some keys. Only with bounds is it seen which partitions a list of keys cannot be in.
+pub fn ends(keys: &[i64]) -> (i64, i64) {
+    (keys.iter().copied().min().unwrap_or(i64::MAX), keys.iter().copied().max().unwrap_or(i64::MIN))
 }

@@ -2,14 +2,15 @@
 
 use super::{
     Db, Error, PostgresStore, Tasks, describe,
+    jobs::Writer,
     leases::{self, Keeper},
     news, one,
     readers::Readers,
     rows, schema,
+    shared::Shared,
     tls::Rustls,
-    writer::{Shared, Writer},
 };
-use crate::StoreError;
+use crate::{Migrated, StoreError};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};
 use postrider_engine::Timestamp;
 use rustls::{
@@ -167,13 +168,6 @@ impl PostgresStore {
             _tasks: tasks,
         })
     }
-}
-
-/// From which version of the tables to which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Migrated {
-    pub from: i64,
-    pub to: i64,
 }
 
 /// Brings the tables up to date. Several nodes may try at once: one does it, and the others wait.

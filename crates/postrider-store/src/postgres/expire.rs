@@ -6,7 +6,7 @@
 //! Such a lane is looked through again and again, and mostly in vain. So a reader looks first, and nobody has to stop
 //! writing unless there is something to end.
 
-use super::{Db, Result, cancel::end_all_waiting, rows, small, writer::Turn};
+use super::{Db, Result, cancel::end_all_waiting, jobs::Turn, rows, small};
 use crate::rows::codes::trigger_code;
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, Trigger, keys::time_of_key, policy::DeathReason};
 

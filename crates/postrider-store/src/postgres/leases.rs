@@ -8,7 +8,7 @@
 //! can begin.
 
 use super::{
-    Db, Error, PostgresOptions, Result, connect::Ears, describe, execute, news, one, recover, rows, writer::Writer,
+    Db, Error, PostgresOptions, Result, connect::Ears, describe, execute, jobs::Writer, news, one, recover, rows,
 };
 use crate::{
     Committed,
@@ -77,6 +77,12 @@ fn numbers(shards: Shards) -> Vec<i16> {
     shards.iter().map(|shard| i16::from(shard.number())).collect()
 }
 
+/// Ends a node's lease before its time.
+pub async fn give_up(db: &Db, node: i64) -> Result<()> {
+    execute(db, "DELETE FROM lease WHERE node = $1", &[&node]).await?;
+    Ok(())
+}
+
 /// Takes free shards. In a turn.
 async fn claim(db: &Db, node: i64, count: usize) -> Result<Shards> {
     let taken = rows(
@@ -134,15 +140,16 @@ async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View
     let (renewing, looking): (&[&(dyn ToSql + Sync)], &[&(dyn ToSql + Sync)]) = (&[&me, &lease], &[&lease]);
     let renewed = execute(
         db,
-        "UPDATE lease SET until = clock_timestamp() + $2 * interval '1 millisecond'
-         WHERE node = $1 AND EXISTS (SELECT 1 FROM node WHERE id = $1)",
+        "INSERT INTO lease (node, until)
+         SELECT id, clock_timestamp() + $2 * interval '1 millisecond' FROM node WHERE id = $1
+         ON CONFLICT (node) DO UPDATE SET until = excluded.until",
         renewing,
     );
     // After a restart of the database everyone gets the time of a lease to come back.
     let looked = rows(
         db,
-        "SELECT node.id, coalesce(lease.until < clock_timestamp()
-                 AND pg_postmaster_start_time() < clock_timestamp() - $1 * interval '1 millisecond', true) AS is_over,
+        "SELECT node.id, lease.until IS NULL OR (lease.until < clock_timestamp()
+                 AND pg_postmaster_start_time() < clock_timestamp() - $1 * interval '1 millisecond') AS is_over,
              (SELECT array_agg(number) FROM shard WHERE shard.node = node.id)
          FROM node LEFT JOIN lease ON lease.node = node.id
          UNION ALL
@@ -265,8 +272,8 @@ impl Keeper {
                 let is_over = rows(
                     turn.db(),
                     "SELECT 1 FROM node LEFT JOIN lease ON lease.node = node.id
-                     WHERE node.id = $1 AND coalesce(lease.until < clock_timestamp() AND pg_postmaster_start_time()
-                         < clock_timestamp() - $2 * interval '1 millisecond', true)",
+                     WHERE node.id = $1 AND (lease.until IS NULL OR (lease.until < clock_timestamp()
+                         AND pg_postmaster_start_time() < clock_timestamp() - $2 * interval '1 millisecond'))",
                     &[&node, &lease],
                 )
                 .await?;

@@ -13,6 +13,7 @@ mod dead;
 mod expire;
 mod health;
 mod history;
+mod jobs;
 mod leases;
 mod load;
 mod news;
@@ -22,15 +23,18 @@ mod recover;
 mod schema;
 mod settings;
 mod settle;
+mod shared;
 mod steps;
 mod tasks;
 #[cfg(test)]
 mod tests;
 mod tidy;
 mod tls;
+mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, Migrated, OpenError, PostgresOptions, migrate};
+pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use visit::Visitor;
 
 use crate::{
     records::*,
@@ -39,6 +43,7 @@ use crate::{
     store::*,
 };
 use async_trait::async_trait;
+use jobs::{Turn, Writer};
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
@@ -47,7 +52,6 @@ use readers::Readers;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
-use writer::{Turn, Writer};
 
 /// A connection, in or out of a transaction.
 type Db = deadpool_postgres::ClientWrapper;
@@ -71,6 +75,8 @@ pub enum Error {
     KeyTooSmall { used: i64 },
     #[error("a part of the store broke down")]
     Panicked,
+    #[error("the store is closed")]
+    Closed,
 }
 
 impl Error {
@@ -82,7 +88,8 @@ impl Error {
             | Self::TooSlow
             | Self::Deposed
             | Self::KeyTooSmall { .. }
-            | Self::Panicked => None,
+            | Self::Panicked
+            | Self::Closed => None,
         }
     }
 
@@ -90,7 +97,10 @@ impl Error {
     fn is_lost(&self) -> bool {
         match self {
             Self::Database(error) => match error.code() {
-                None => true,
+                None => {
+                    error.is_closed()
+                        || std::error::Error::source(error).is_some_and(|cause| cause.is::<std::io::Error>())
+                }
                 Some(code) => {
                     code.code().starts_with("57P")
                         || code.code().starts_with("08")
@@ -98,15 +108,17 @@ impl Error {
                 }
             },
             Self::Unreachable(_) | Self::TooSlow => true,
-            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked => false,
+            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked | Self::Closed => false,
         }
     }
 }
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
-        if matches!(error, Error::Deposed) {
-            return Self::Deposed;
+        match error {
+            Error::Deposed => return Self::Deposed,
+            Error::Closed => return Self::Closed,
+            _ => {}
         }
         if error.is_lost() {
             return Self::Unreachable(error.to_string());
@@ -565,8 +577,7 @@ impl Store for PostgresStore {
         let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
             return Ok(more);
         };
-        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
-        Ok(true)
+        Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {

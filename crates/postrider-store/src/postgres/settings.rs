@@ -7,10 +7,11 @@
 use super::{
     Db, Result,
     cancel::end_waiting,
-    execute, health, one, row, rows,
+    execute, health,
+    jobs::Turn,
+    one, row, rows,
     settle::{Cycle, remove_waiting, start_waiting},
     small, tidy,
-    writer::Turn,
 };
 use crate::{
     Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,

@@ -644,17 +644,6 @@ impl Runs {
     }
 }
 
-/// Puts a delivery that was given up, or that has arrived, on its way again: as a new cycle, due at once.
-pub async fn requeue(db: &Db, id: DeliveryId, order: Option<OrderKey>, cycle: u32, at: Timestamp) -> Result<()> {
-    execute(
-        db,
-        "UPDATE dead SET open = 0, replayed_at = $3 WHERE endpoint = $1 AND message = $2",
-        &[&id.endpoint.raw(), &id.message.raw(), &at.as_millis()],
-    )
-    .await?;
-    start_waiting(db, id, order, at, Cycle::Again { number: cycle, queued_at: at }).await
-}
-
 /// A delivery is given up. What waited of it has been removed by the caller.
 pub async fn bury(db: &Db, id: DeliveryId, reason: DeathReason, at: Timestamp, cycle: u32) -> Result<()> {
     execute(

@@ -9,13 +9,14 @@
 //! What a step of each kind does is in `steps`.
 
 use super::{
-    Db, Result, count as unsigned, execute, one, recover, row, rows, settings,
+    Db, Result, count as unsigned, execute,
+    jobs::Turn,
+    one, recover, row, rows, settings,
     settings::Put,
     small,
     steps::{
         Sift, Step, Then, Wanted, purge, replay_dead_of, replay_dead_of_all, replay_missing, replay_owed, resume, sift,
     },
-    writer::Turn,
 };
 use crate::{
     Committed, DeadFilter, Keep, Page, PutError, Remember, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,

@@ -9,30 +9,24 @@
 //! commit is answered, the count tells whether it was carried out.
 
 use super::{
-    Db, Error, PostgresOptions, Result, accept, describe, execute, leases,
-    news::{self, Event},
+    Db, Error, PostgresOptions, Result, accept, describe, execute,
+    jobs::{Failure, Hot, Job, Spilling, Turn, TurnJob, Written},
+    leases, news,
     pieces::{self, Piece},
     recover, row, settle,
+    shared::Shared,
 };
-use crate::{
-    AcceptError, Accepted, Cancelled, Committed, NewMessage, Settlement, StoreError,
-    queued::Queued,
-    rows::minter::Minter,
-    shards::{Shards, Tenure},
-};
+use crate::{AcceptError, Committed, NewMessage, Settlement, StoreError, shards::Tenure};
 use deadpool_postgres::{Client, Pool};
-use futures_util::{FutureExt, future::BoxFuture, try_join};
-use postrider_engine::{DeliveryId, EndpointKey, OrderKey, Timestamp};
+use futures_util::{FutureExt, try_join};
+use postrider_engine::Timestamp;
 use std::{
-    collections::{BTreeMap, VecDeque, btree_map},
+    collections::VecDeque,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{
-    sync::{Notify, mpsc, oneshot},
-    task::JoinHandle,
-};
+use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
@@ -65,440 +59,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 /// Nobody else in the database uses this number. Shared by those who write beside one another, alone for a turn.
 const WRITE_LOCK: i64 = 0x706f_7374_7269_6465;
 
-/// A transaction during which no other node writes, and what is to be told once it is committed.
-pub struct Turn {
-    client: Arc<Client>,
-    tenure: Tenure,
-    announced: Vec<Committed>,
-}
-
-impl Turn {
-    pub fn db(&self) -> &Db {
-        &self.client
-    }
-
-    pub fn tenure(&self) -> Tenure {
-        self.tenure
-    }
-
-    /// Whoever serves the lane, or keeps the settings, is told as soon as this is committed.
-    pub fn announce(&mut self, committed: Committed) {
-        self.announced.push(committed);
-    }
-
-    /// Whoever does the work in the background is told, if that is another node. On this one the caller sees to it.
-    pub fn announce_work(&mut self) {
-        self.announced.push(Committed::Work);
-    }
-}
-
-type Reply<T, E = StoreError> = oneshot::Sender<Result<T, E>>;
-
-enum Job {
-    Accept {
-        message: Box<NewMessage>,
-        reply: Reply<Accepted, AcceptError>,
-    },
-    Settle {
-        tenure: Tenure,
-        settlements: Arc<Vec<Settlement>>,
-        reply: Reply<()>,
-    },
-    Spill {
-        tenure: Tenure,
-        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
-        due: Timestamp,
-        reply: Reply<()>,
-    },
-    Turn(Box<dyn TurnJob>),
-    /// These shards are wanted elsewhere.
-    Leave(Shards),
-    /// The lease could not be renewed.
-    Doubt,
-    Close(oneshot::Sender<()>),
-}
-
-impl Job {
-    fn refuse(self, error: &StoreError) {
-        match self {
-            Self::Accept { reply, .. } => drop(reply.send(Err(error.clone().into()))),
-            Self::Settle { reply, .. } | Self::Spill { reply, .. } => drop(reply.send(Err(error.clone()))),
-            Self::Turn(job) => job.finish(Err(error.clone())),
-            Self::Leave(_) | Self::Doubt => {}
-            Self::Close(done) => drop(done.send(())),
-        }
-    }
-}
-
-/// Something to do in a turn: carried out, perhaps more than once, then told how it ended.
-trait TurnJob: Send {
-    fn run<'t>(&'t mut self, turn: &'t mut Turn) -> BoxFuture<'t, Result<()>>;
-    fn finish(self: Box<Self>, committed: Result<(), StoreError>);
-}
-
-struct Call<F, T> {
-    work: F,
-    outcome: Option<T>,
-    reply: Reply<T>,
-}
-
-impl<F, T> TurnJob for Call<F, T>
-where
-    F: for<'t> Fn(&'t mut Turn) -> BoxFuture<'t, Result<T>> + Send + Sync,
-    T: Send,
-{
-    fn run<'t>(&'t mut self, turn: &'t mut Turn) -> BoxFuture<'t, Result<()>> {
-        Box::pin(async move {
-            self.outcome = Some((self.work)(turn).await?);
-            Ok(())
-        })
-    }
-
-    fn finish(self: Box<Self>, committed: Result<(), StoreError>) {
-        let answer = match (committed, self.outcome) {
-            (Ok(()), Some(outcome)) => Ok(outcome),
-            (Ok(()), None) => Err(StoreError::Closed),
-            (Err(error), _) => Err(error),
-        };
-        // Whoever asked may have gone away; what was committed stays committed.
-        let _ = self.reply.send(answer);
-    }
-}
-
-/// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
-type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
-
-/// What the parts of the store know together.
-pub struct Shared {
-    state: Mutex<Standing>,
-    outstanding: Mutex<Outstanding>,
-    queued: Queued,
-    committed: mpsc::UnboundedSender<Vec<Committed>>,
-    /// The keeper of the lease has something to look at.
-    pub wake_keeper: Notify,
-}
-
-/// How this node stands among the others.
-struct Standing {
-    tenure: Tenure,
-    minter: Arc<Minter>,
-    /// The shards whose messages are handed over.
-    owned: Shards,
-    /// Until then nobody else can have taken the lanes.
-    lease_until: Option<Instant>,
-}
-
-impl Shared {
-    pub fn new(committed: mpsc::UnboundedSender<Vec<Committed>>) -> Self {
-        let standing = Standing {
-            tenure: Tenure::default(),
-            minter: Arc::new(Minter::of_node(0, 0)),
-            owned: Shards::NONE,
-            lease_until: None,
-        };
-        Self {
-            state: Mutex::new(standing),
-            outstanding: Mutex::default(),
-            queued: Queued::default(),
-            committed,
-            wake_keeper: Notify::new(),
-        }
-    }
-
-    fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn tenure(&self) -> Tenure {
-        self.standing().tenure
-    }
-
-    pub fn owned(&self) -> Shards {
-        self.standing().owned
-    }
-
-    pub fn may_send(&self) -> bool {
-        self.standing().lease_until.is_some_and(|until| Instant::now() < until)
-    }
-
-    pub fn leads(&self) -> bool {
-        self.standing().owned.contains(crate::shards::Shard::new(0))
-    }
-
-    pub fn minter(&self) -> Arc<Minter> {
-        Arc::clone(&self.standing().minter)
-    }
-
-    /// The lease of this tenure is sure to last until then.
-    pub fn renewed(&self, tenure: Tenure, until: Instant) {
-        let mut standing = self.standing();
-        if standing.tenure == tenure {
-            standing.lease_until = Some(until);
-        }
-    }
-
-    fn begin(&self, tenure: Tenure, used: i64, lease_until: Instant) {
-        let used = used.max(self.minter().last());
-        *self.standing() = Standing {
-            tenure,
-            minter: Arc::new(Minter::of_node(tenure.0, used)),
-            owned: Shards::NONE,
-            lease_until: Some(lease_until),
-        };
-    }
-
-    fn end(&self) {
-        let mut standing = self.standing();
-        standing.owned = Shards::NONE;
-        standing.lease_until = None;
-        drop(standing);
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
-    pub fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
-        let mut standing = self.standing();
-        if standing.tenure != tenure {
-            return Err(StoreError::Deposed);
-        }
-        standing.owned = standing.owned.with(shards);
-        drop(standing);
-        // There may be news that was kept for this.
-        self.wake_keeper.notify_one();
-        Ok(())
-    }
-
-    fn leave(&self, shards: Shards) {
-        let mut standing = self.standing();
-        standing.owned = standing.owned.without(shards);
-    }
-
-    /// Tells the dispatcher, and keeps the books on what it will not come back for.
-    pub fn tell(&self, news: Vec<Committed>) {
-        for committed in &news {
-            if let Committed::Cancelled { endpoint, which } = committed {
-                self.let_go(*endpoint, *which);
-            }
-        }
-        if !news.is_empty() {
-            // Nobody listens during a clean stop; the next start finds the same in the database.
-            let _ = self.committed.send(news);
-        }
-    }
-
-    fn let_go(&self, endpoint: EndpointKey, which: Cancelled) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        match which {
-            Cancelled::One(message) => land(&mut outstanding, message.raw(), endpoint),
-            Cancelled::Before(end) => {
-                let messages: Vec<i64> = outstanding.range(..end.raw()).map(|(message, _)| *message).collect();
-                for message in messages {
-                    land(&mut outstanding, message, endpoint);
-                }
-            }
-        }
-    }
-
-    fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.extend(handed);
-        for (message, endpoint) in landed {
-            land(&mut outstanding, message, endpoint);
-        }
-    }
-
-    /// Every message of this node up to this key has a row for each of its deliveries, also once those from `first` on
-    /// have been accepted.
-    fn settled_through(&self, first: Option<i64>) -> i64 {
-        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = outstanding.first_key_value().map(|(oldest, _)| *oldest);
-        oldest.into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
-    }
-}
-
-fn land(outstanding: &mut Outstanding, message: i64, endpoint: EndpointKey) {
-    if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
-        entry.get_mut().retain(|owed| *owed != endpoint);
-        if entry.get().is_empty() {
-            entry.remove();
-        }
-    }
-}
-
-/// The writer as seen by those who queue.
-#[derive(Clone)]
-pub struct Writer {
-    shared: Arc<Shared>,
-    jobs: mpsc::UnboundedSender<Job>,
-}
-
-impl Writer {
-    pub fn start(pool: Pool, shared: Arc<Shared>, options: PostgresOptions) -> (Self, JoinHandle<()>) {
-        let (jobs, queue) = mpsc::unbounded_channel();
-        let state = State {
-            pool,
-            client: None,
-            shared: Arc::clone(&shared),
-            options,
-            queue,
-            put_back: VecDeque::new(),
-            is_member: false,
-            batch: 0,
-            pieces: Vec::new(),
-            noted_through: i64::MAX,
-        };
-        (Self { shared, jobs }, tokio::spawn(state.write_until_closed()))
-    }
-
-    pub fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
-    async fn queue<T, E: From<StoreError>>(&self, job: impl FnOnce(Reply<T, E>) -> Job) -> Result<T, E> {
-        let (reply, answer) = oneshot::channel();
-        self.jobs.send(job(reply)).map_err(|_| StoreError::Closed)?;
-        answer.await.unwrap_or_else(|_| Err(StoreError::Closed.into()))
-    }
-
-    pub async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
-        let _place = self.shared.queued.enter(message.content.payload.len())?;
-        self.queue(|reply| Job::Accept { message: Box::new(message), reply }).await
-    }
-
-    pub async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
-        self.queue(|reply| Job::Settle { tenure, settlements, reply }).await
-    }
-
-    pub async fn spill(
-        &self,
-        tenure: Tenure,
-        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
-        due: Timestamp,
-    ) -> Result<(), StoreError> {
-        self.queue(|reply| Job::Spill { tenure, deliveries, due, reply }).await
-    }
-
-    pub async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
-        self.turn(move |turn| {
-            Box::pin(async move {
-                if turn.tenure() != tenure {
-                    return Err(Error::Deposed);
-                }
-                leases::free(turn.db(), tenure.0, shards).await
-            })
-        })
-        .await
-    }
-
-    /// Asks the dispatcher to give these back.
-    pub fn leave(&self, shards: Shards) {
-        let _ = self.jobs.send(Job::Leave(shards));
-    }
-
-    /// The lease could not be renewed: perhaps the node was declared dead.
-    pub fn doubt(&self) {
-        let _ = self.jobs.send(Job::Doubt);
-    }
-
-    /// Runs a piece of work in a transaction of its own, while no other node writes.
-    pub async fn turn<T, F>(&self, work: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: for<'t> Fn(&'t mut Turn) -> BoxFuture<'t, Result<T>> + Send + Sync + 'static,
-    {
-        self.queue(|reply| Job::Turn(Box::new(Call { work, outcome: None, reply }))).await
-    }
-
-    /// Finishes what is queued, and leaves the other nodes in good order.
-    pub async fn close(&self) {
-        let (done, closed) = oneshot::channel();
-        if self.jobs.send(Job::Close(done)).is_ok() {
-            let _ = closed.await;
-        }
-    }
-}
-
-/// What is written in one transaction beside others.
-#[derive(Default)]
-struct Hot {
-    accepts: Vec<(Box<NewMessage>, Reply<Accepted, AcceptError>)>,
-    settles: Vec<(Tenure, Arc<Vec<Settlement>>, Reply<()>)>,
-    spills: Vec<Spilling>,
-}
-
-struct Spilling {
-    tenure: Tenure,
-    deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
-    due: Timestamp,
-    reply: Reply<()>,
-}
-
-impl Hot {
-    fn len(&self) -> usize {
-        self.accepts.len() + self.settles.len() + self.spills.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn refuse(self, error: &StoreError) {
-        for (_, reply) in self.accepts {
-            let _ = reply.send(Err(error.clone().into()));
-        }
-        for reply in
-            self.settles.into_iter().map(|(.., reply)| reply).chain(self.spills.into_iter().map(|one| one.reply))
-        {
-            let _ = reply.send(Err(error.clone()));
-        }
-    }
-
-    /// What was begun in another tenure is void.
-    fn refuse_outdated(&mut self, tenure: Tenure) {
-        for (_, _, reply) in self.settles.extract_if(.., |(of, ..)| *of != tenure) {
-            let _ = reply.send(Err(StoreError::Deposed));
-        }
-        for spilling in self.spills.extract_if(.., |spilling| spilling.tenure != tenure) {
-            let _ = spilling.reply.send(Err(StoreError::Deposed));
-        }
-    }
-
-    /// Each job by itself, so that one that cannot be written does not take the others along.
-    fn apart(self) -> Vec<Self> {
-        let accepts = self.accepts.into_iter().map(|one| Self { accepts: vec![one], ..Self::default() });
-        let settles = self.settles.into_iter().map(|one| Self { settles: vec![one], ..Self::default() });
-        let spills = self.spills.into_iter().map(|one| Self { spills: vec![one], ..Self::default() });
-        accepts.chain(settles).chain(spills).collect()
-    }
-}
-
-/// What a transaction has written, to be made known when it is committed.
-#[derive(Default)]
-struct Written {
-    answers: Vec<Result<Accepted, AcceptError>>,
-    events: Vec<Event>,
-    handed: Vec<(i64, Vec<EndpointKey>)>,
-    landed: Vec<(i64, EndpointKey)>,
-    through: i64,
-    /// Keys of the messages, should the count be gone.
-    keys: Vec<i64>,
-}
-
-/// How far a transaction came that did not end well.
-enum Failure {
-    /// Nothing was written.
-    Undone(Error),
-    /// It may have been committed.
-    Unknown(Box<Written>),
-}
-
-impl<E: Into<Error>> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self::Undone(error.into())
-    }
-}
-
 /// What only the writer's own task sees.
-struct State {
+pub struct State {
     pool: Pool,
     client: Option<Arc<Client>>,
     shared: Arc<Shared>,
@@ -516,7 +78,22 @@ struct State {
 }
 
 impl State {
-    async fn write_until_closed(mut self) {
+    pub fn new(pool: Pool, shared: Arc<Shared>, options: PostgresOptions, queue: mpsc::UnboundedReceiver<Job>) -> Self {
+        Self {
+            pool,
+            client: None,
+            shared,
+            options,
+            queue,
+            put_back: VecDeque::new(),
+            is_member: false,
+            batch: 0,
+            pieces: Vec::new(),
+            noted_through: i64::MAX,
+        }
+    }
+
+    pub async fn write_until_closed(mut self) {
         loop {
             let first = match self.put_back.pop_front() {
                 Some(job) => Some(job),
@@ -674,10 +251,11 @@ impl State {
             _ => {}
         }
         match error.code() {
-            Some(&SqlState::NOT_NULL_VIOLATION) if !hot.accepts.is_empty() => match self.refuse_stale(hot).await {
-                Ok(true) => return Mended::TryAgain,
-                Ok(false) | Err(_) => {}
-            },
+            Some(&SqlState::NOT_NULL_VIOLATION) if !hot.accepts.is_empty() => {
+                if let Ok(true) = self.refuse_stale(hot).await {
+                    return Mended::TryAgain;
+                }
+            }
             // A piece was dropped, or is not there yet.
             Some(&SqlState::CHECK_VIOLATION) => {
                 self.pieces.clear();
@@ -787,7 +365,12 @@ impl State {
         }
     }
 
-    fn conclude(&mut self, hot: Hot, written: Written) {
+    fn conclude(&mut self, hot: Hot, mut written: Written) {
+        if !self.is_member {
+            // It was declared dead meanwhile: what it would hold has been given rows, and is for others to hear of.
+            written.handed.clear();
+            written.events.clear();
+        }
         self.noted_through = written.through;
         self.shared.note_outstanding(written.handed, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));
@@ -995,7 +578,7 @@ impl State {
         }
     }
 
-    /// Leaves the other nodes, with everything in rows.
+    /// Leaves the other nodes, without a lease that they would have to wait for.
     async fn depart(&mut self) {
         if !self.is_member {
             return;
@@ -1008,8 +591,11 @@ impl State {
             let client = client?;
             client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
             count(&client, tenure, batch, through, minted).await?;
-            let now = leases::now(&client).await?;
-            recover::bury_node(&client, tenure.0, now).await?;
+            match through {
+                i64::MAX => drop(recover::bury_node(&client, tenure.0, Timestamp::default()).await?),
+                // Whoever comes next gives rows to what is left.
+                _ => leases::give_up(&client, tenure.0).await?,
+            }
             execute(&client, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
             client.batch_execute("COMMIT").await?;
             Ok(())
@@ -1047,8 +633,8 @@ fn is_collision(code: &SqlState) -> bool {
 async fn count(db: &Db, tenure: Tenure, batch: i64, through: i64, minted: i64) -> Result<i64> {
     let found = row(
         db,
-        "UPDATE node SET batch = $2, settled_through = $3, minted = greatest(minted, $4)
-         WHERE id = $1 AND batch = $2 - 1 RETURNING (SELECT floor FROM cluster)",
+        "UPDATE node SET batch = $2::bigint, settled_through = $3, minted = greatest(minted, $4)
+         WHERE id = $1 AND batch = $2::bigint - 1 RETURNING (SELECT floor FROM cluster)",
         &[&tenure.0, &batch, &through, &minted],
     )
     .await?;

@@ -24,17 +24,19 @@ async fn connect(url: &DatabaseUrl) -> deadpool_postgres::Client {
     url.pool(&PostgresOptions::default(), 1).unwrap().get().await.expect("a connection")
 }
 
-/// Lets every lease end.
+/// Lets every lease have ended.
 async fn end_leases(url: &DatabaseUrl) {
     let db = connect(url).await;
-    execute(&db, "UPDATE lease SET until = 'epoch'", &[]).await.unwrap();
+    execute(&db, "DELETE FROM lease", &[]).await.unwrap();
 }
 
 #[async_trait]
 impl Harness for Postgres {
+    /// Each takes about a second.
+    const SEQUENCES: u32 = 30;
+
     async fn fresh(grain: Grain) -> Self {
-        let usual =
-            PostgresOptions { own_at_once: true, lease: Duration::from_millis(100), ..PostgresOptions::default() };
+        let usual = PostgresOptions { own_at_once: true, ..PostgresOptions::default() };
         let options = match grain {
             Grain::Usual => PostgresOptions { piece_span: Duration::from_hours(24), ..usual },
             Grain::Fine => PostgresOptions { piece_span: Duration::from_millis(1), ..usual },
@@ -59,5 +61,8 @@ impl Harness for Postgres {
         Self { store: open(&url, now, &options).await, url, options }
     }
 }
+
+mod nodes;
+mod proxy;
 
 crate::conformance!(Postgres);
