@@ -8,7 +8,7 @@ use postrider::{
     transport::{AddressGuard, Transport, TransportConfig},
 };
 use postrider_engine::policy::Layer;
-use postrider_store::{PostgresOptions, PostgresStore, Store, postgres::DatabaseUrl};
+use postrider_store::{PostgresOptions, PostgresStore, postgres::DatabaseUrl};
 use postrider_testbed::Cluster;
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
