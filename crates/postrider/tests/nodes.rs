@@ -30,13 +30,21 @@ impl Place {
 
     /// The API of a node, without a dispatcher behind it.
     async fn house(&self) -> House {
-        let options = PostgresOptions { heartbeat: Duration::from_millis(50), ..PostgresOptions::default() };
+        self.house_with(ALERT).await
+    }
+
+    async fn house_with(&self, (heartbeat, lease): (Duration, Duration)) -> House {
+        let options = PostgresOptions { heartbeat, lease, ..PostgresOptions::default() };
         let store = PostgresStore::open(&self.url, clock::now(), options).await.expect("the store opens");
         House::on(Arc::new(store), Arc::clone(&self.folder), own_machine(), Layer::default())
     }
 
     async fn node(&self) -> Node {
-        let house = self.house().await;
+        self.node_with(ALERT).await
+    }
+
+    async fn node_with(&self, times: (Duration, Duration)) -> Node {
+        let house = self.house_with(times).await;
         let transport = Transport::new(TransportConfig::new(AddressGuard::new(own_machine()))).expect("a transport");
         let api = &house.api;
         let (store, directory) = (Arc::clone(&api.store), Arc::clone(&api.directory));
@@ -45,6 +53,10 @@ impl Place {
         Node { house, stop, dispatching: tokio::spawn(dispatch.run(stopped)) }
     }
 }
+
+/// How often a node renews its lease, and how long that is.
+const ALERT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+const SLEEPY: (Duration, Duration) = (Duration::from_hours(1), Duration::from_millis(400));
 
 fn own_machine() -> Vec<ipnet::IpNet> {
     vec!["127.0.0.0/8".parse().expect("a network")]
@@ -131,4 +143,42 @@ async fn lanes_that_move_to_another_node_deliver_everything_once_and_in_order() 
             arrivals.iter().map(|arrival| arrival.header("webhook-sequence").parse().expect("a number")).collect();
         assert_eq!(numbers, (1..=sent / APPS).collect::<Vec<_>>(), "a{app}");
     }
+}
+
+#[tokio::test]
+async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it_comes_back() {
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let sleepy = place.node_with(SLEEPY).await;
+    sleepy.house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    let body = json!({"url": receiver.url("/hook"), "ordering": "fifo"});
+    sleepy.house.call("PUT", "app/acme/endpoint/hook", body).await.expect(201);
+    let first = sleepy.house.api.store.tenure();
+    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send()).then_some(())).await;
+    for _ in 0..20 {
+        send(&sleepy.house, "acme").await;
+    }
+    let sent_before = receiver.count();
+    let alert = place.node().await;
+    let arrived = |receiver: &Receiver, number: usize| {
+        receiver.arrivals().iter().any(|arrival| arrival.header("webhook-sequence") == number.to_string())
+    };
+    eventually("what the other one held", async || arrived(&receiver, 20).then_some(())).await;
+    eventually("the news that it is over", async || {
+        send(&sleepy.house, "acme").await;
+        (sleepy.house.api.store.tenure() != first).then_some(())
+    })
+    .await;
+    let message = send(&sleepy.house, "acme").await;
+    eventually("what it took in afterwards", async || {
+        receiver.arrivals().iter().any(|arrival| arrival.header("webhook-id") == message).then_some(())
+    })
+    .await;
+    sleepy.stop().await;
+    alert.stop().await;
+    let mut numbers: Vec<usize> = (receiver.arrivals().iter().skip(sent_before))
+        .map(|arrival| arrival.header("webhook-sequence").parse().expect("a number"))
+        .collect();
+    assert!(numbers.is_sorted(), "{numbers:?}");
+    numbers.dedup();
+    assert_eq!(numbers.last().copied(), Some(numbers.len() + numbers[0] - 1), "none is missing: {numbers:?}");
 }
