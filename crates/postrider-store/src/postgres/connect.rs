@@ -1,7 +1,7 @@
 //! Getting to the database: its address, its settings, and connections that give up in time.
 
 use super::{
-    Db, Error, PostgresStore, Tasks, describe,
+    Db, Error, KeeperHandle, PostgresStore, describe,
     jobs::Writer,
     leases::{self, Keeper},
     news, one,
@@ -24,7 +24,7 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{
     AsyncMessage, Config, NoTls, Socket,
     config::{Host, SslMode},
@@ -151,7 +151,7 @@ impl PostgresStore {
         let (announce, committed) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(announce));
         let (writer, writing) = Writer::start(pool(1)?, shared, options.clone());
-        let mut tasks = Tasks(vec![writing]);
+        let (stop, stopped) = oneshot::channel();
         // Whatever it is asked first, it joins.
         let cannot = |error: StoreError| OpenError::Database(error.to_string());
         writer.turn(|turn| Box::pin(async { leases::now(turn.db()).await.map(drop) })).await.map_err(cannot)?;
@@ -159,13 +159,14 @@ impl PostgresStore {
         ears.prove(writer.shared().tenure().0).await?;
         let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
         keeper.begin(now).await.map_err(|error| OpenError::Database(describe(&error)))?;
-        tasks.0.push(tokio::spawn(keeper.keep()));
+        let keeping = tokio::spawn(keeper.keep(stopped));
         Ok(Self {
             readers: Readers::new(pool(READERS)?, READ_MAX),
             searchers: Readers::new(pool(SEARCHERS)?, SEARCH_MAX),
             writer,
             committed: Mutex::new(Some(committed)),
-            _tasks: tasks,
+            keeper: Mutex::new(Some(KeeperHandle { stop, keeping })),
+            writing,
         })
     }
 }
