@@ -59,6 +59,11 @@ impl fmt::Debug for DatabaseUrl {
 }
 
 impl DatabaseUrl {
+    /// Whether the URL holds something that others must not read.
+    pub fn has_password(&self) -> bool {
+        self.config.get_password().is_some()
+    }
+
     fn is_local(&self) -> bool {
         self.config.get_hosts().iter().all(|host| match host {
             Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
@@ -67,7 +72,7 @@ impl DatabaseUrl {
     }
 
     /// What is said in the URL counts. Otherwise a connection that leaves the machine is secured, or not made at all.
-    fn tls(&self) -> SslMode {
+    pub(crate) fn tls(&self) -> SslMode {
         match (self.tls_said, self.is_local()) {
             (true, _) => self.config.get_ssl_mode(),
             (false, true) => SslMode::Disable,
@@ -172,7 +177,7 @@ impl DatabaseUrl {
         let config = self.config(&options.name);
         let manager = match self.tls() {
             SslMode::Disable => Manager::from_config(config, NoTls, manager_config),
-            _ => Manager::from_config(config, Rustls::new(tls_config(options)?), manager_config),
+            _ => Manager::from_config(config, Rustls::new(tls_config(options.ca_pem.as_deref())?), manager_config),
         };
         let timeouts = Timeouts { wait: Some(STATEMENT_MAX), create: Some(CONNECT_MAX), recycle: Some(CONNECT_MAX) };
         Pool::builder(manager)
@@ -183,9 +188,10 @@ impl DatabaseUrl {
     }
 }
 
-fn tls_config(options: &PostgresOptions) -> Result<ClientConfig, OpenError> {
+/// `ca_pem`: certificates that the database's own may be signed by, besides the usual ones.
+pub(crate) fn tls_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, OpenError> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(pem) = &options.ca_pem {
+    if let Some(pem) = ca_pem {
         for certificate in CertificateDer::pem_slice_iter(pem) {
             let certificate = certificate.map_err(|error| OpenError::Certificates(error.to_string()))?;
             roots.add(certificate).map_err(|error| OpenError::Certificates(error.to_string()))?;

@@ -27,10 +27,11 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 mod tidy;
-mod tls;
+pub(crate) mod tls;
 mod writer;
 
-pub use connect::{DatabaseUrl, OpenError, PostgresOptions};
+pub(crate) use connect::tls_config;
+pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions};
 
 use crate::{
     records::*,
@@ -115,7 +116,7 @@ impl From<Error> for StoreError {
 }
 
 /// An error with its causes: the outermost one of the driver says nothing.
-fn describe(error: &dyn std::error::Error) -> String {
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
