@@ -59,6 +59,11 @@ impl fmt::Debug for DatabaseUrl {
 }
 
 impl DatabaseUrl {
+    /// Its name, if the URL says it.
+    pub fn database(&self) -> Option<&str> {
+        self.config.get_dbname()
+    }
+
     /// Whether the URL holds something that others must not read.
     pub fn has_password(&self) -> bool {
         self.config.get_password().is_some()
