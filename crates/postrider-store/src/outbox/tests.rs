@@ -227,7 +227,7 @@ async fn numbers_of_one_key_follow_the_order_of_commits() {
     }
     let held = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database =
                     (SELECT oid FROM pg_database WHERE datname = current_database())";
-    while third.query(held, &[]).await.expect("a look").is_empty() {
+    while !waits.is_finished() && third.query(held, &[]).await.expect("a look").is_empty() {
         tokio::task::yield_now().await;
     }
     producer.client.batch_execute("COMMIT").await.expect("committed");

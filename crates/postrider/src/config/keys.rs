@@ -103,8 +103,8 @@ command runs. A list is an array in the file, comma-separated text in a variable
 
 Some variables have such names and are not settings: `POSTRIDER_CONFIG` (as `--config`), `POSTRIDER_URL` and
 `POSTRIDER_TOKEN` (for the commands that talk to a running server), `POSTRIDER_SECRET` (for `receive` and
-`endpoints add`), `POSTRIDER_OUTBOX_URL` (for `outbox`), and those that Kubernetes makes for a service called `postrider` (`POSTRIDER_PORT`,
-`POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
+`endpoints add`), `POSTRIDER_OUTBOX_URL` (for `outbox`), and those that Kubernetes makes for a service called
+`postrider` (`POSTRIDER_PORT`, `POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
 
 ## Reference
 ";
