@@ -8,6 +8,7 @@
 pub mod conformance;
 pub mod outbox;
 pub mod postgres;
+mod queued;
 pub mod records;
 mod rows;
 pub mod shards;

@@ -6,7 +6,7 @@ use crate::{
 };
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
     lanes::Held,
     policy::{Class, DeathReason, Delay, DisableReason, Health, Next, Progress, Rule},
 };
@@ -451,6 +451,19 @@ pub enum TaskStatus {
     Cancelled,
 }
 
+impl From<DeadReason> for DeathReason {
+    fn from(reason: DeadReason) -> Self {
+        match reason {
+            DeadReason::Permanent => Self::Permanent,
+            DeadReason::Exhausted => Self::Exhausted,
+            DeadReason::Expired => Self::Expired,
+            DeadReason::EndpointGone => Self::EndpointGone,
+            DeadReason::Cancelled => Self::Cancelled,
+            DeadReason::Breaker => Self::Breaker,
+        }
+    }
+}
+
 /// A delivery that was given up, and what is known about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
@@ -471,6 +484,12 @@ pub struct DeadLetter {
 pub struct DeadKey {
     pub message: MessageKey,
     pub endpoint: EndpointKey,
+}
+
+impl DeadKey {
+    pub(crate) fn delivery(self) -> DeliveryId {
+        DeliveryId { endpoint: self.endpoint, message: self.message, trigger: Trigger::Scheduled }
+    }
 }
 
 /// What waits for an endpoint.

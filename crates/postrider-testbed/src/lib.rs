@@ -56,7 +56,11 @@ impl Cluster {
     ///
     /// If there is no PostgreSQL on this machine, or it does not start.
     pub fn start() -> Self {
-        let (mut keeper, folder) = Keeper::spawn(&programs::folder(), &std::env::temp_dir());
+        Self::start_in(&std::env::temp_dir())
+    }
+
+    fn start_in(place: &Path) -> Self {
+        let (mut keeper, folder) = Keeper::spawn(&programs::folder(), place);
         let log = || fs::read_to_string(folder.join("log")).unwrap_or_default();
         assert!(keeper.obeys("create"), "initdb failed:\n{}", log());
         for _ in 0..PORTS_TRIED_MAX {
@@ -70,10 +74,13 @@ impl Cluster {
         panic!("PostgreSQL found no free port:\n{}", log());
     }
 
-    /// The cluster of this process, started by whoever asks first.
+    /// The cluster of this process, started by whoever asks first. It lies in memory where there is such a place: its
+    /// tests ask what is written, not how fast a disk is.
     pub fn shared() -> &'static Shared {
         static SHARED: OnceLock<Shared> = OnceLock::new();
-        SHARED.get_or_init(|| Shared(Self::start()))
+        let memory = Path::new("/dev/shm");
+        let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        SHARED.get_or_init(|| Shared(Self::start_in(&place)))
     }
 
     pub fn url(&self, database: &str) -> String {

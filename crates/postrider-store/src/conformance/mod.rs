@@ -26,6 +26,9 @@ use postrider_engine::Timestamp;
 /// A store that can be stopped and started.
 #[async_trait]
 pub trait Harness: Sized + Send {
+    /// How many random sequences are run, unless `PROPTEST_CASES` says otherwise.
+    const SEQUENCES: u32 = 400;
+
     /// An empty store.
     async fn fresh(grain: Grain) -> Self;
 

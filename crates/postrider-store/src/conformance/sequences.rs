@@ -21,9 +21,9 @@ use tokio::sync::mpsc;
 /// Runs as many sequences as `PROPTEST_CASES` says, or as many as take a few seconds.
 pub fn agree_with_the_model<H: Harness>() {
     let usual = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { usual.cases } else { 400 };
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { usual.cases } else { H::SEQUENCES };
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 4_000, ..usual };
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
     let sequence = (any::<bool>(), prop::collection::vec(step(), 1..80));
     let outcome = TestRunner::new(config).run(&sequence, |(fine, steps)| {
         let grain = if fine { Grain::Fine } else { Grain::Usual };
@@ -457,14 +457,31 @@ impl<H: Harness> Play<H> {
             return;
         }
         let news = self.committed.try_recv().expect("a message is announced");
-        let [Committed::Message { letter, owed }] = &news[..] else { panic!("one message: {news:?}") };
-        assert_eq!(Some(letter.as_ref()), self.model.letter(key).as_ref());
-        assert_eq!(*owed, expected);
-        for endpoint in expected {
-            let id = fixtures::scheduled(endpoint, key);
-            let order = letter.order;
-            self.in_hand.push(InHand { id, handed: true, cycle: 0, progress: Progress::default(), order });
+        let known = self.model.letter(key).expect("it was accepted");
+        let mut announced = Vec::new();
+        for committed in news {
+            match committed {
+                Committed::Message { letter, owed } => {
+                    assert_eq!(*letter, known);
+                    let order = letter.order;
+                    self.in_hand.extend(owed.iter().map(|endpoint| {
+                        let id = fixtures::scheduled(*endpoint, key);
+                        InHand { id, handed: true, cycle: 0, progress: Progress::default(), order }
+                    }));
+                    announced.extend(owed);
+                }
+                // It must come after what another node put there, of which this one may not have heard.
+                Committed::Waiting { endpoint, due } => {
+                    self.model.spill(&[fixtures::scheduled(endpoint, key)], due);
+                    announced.push(endpoint);
+                }
+                other => panic!("{other:?}"),
+            }
         }
+        announced.sort_unstable();
+        let mut expected = expected;
+        expected.sort_unstable();
+        assert_eq!(announced, expected);
     }
 
     fn hear_of_waiting(&mut self, expected: Vec<EndpointKey>, expected_due: Timestamp) {

@@ -1,16 +1,34 @@
 //! Getting to the database: its address, its settings, and connections that give up in time.
 
-use super::{PostgresStore, tls::Rustls};
+use super::{
+    Db, Error, PostgresStore, Tasks, describe,
+    jobs::Writer,
+    leases::{self, Keeper},
+    news, one,
+    readers::Readers,
+    rows, schema,
+    shared::Shared,
+    tls::Rustls,
+};
+use crate::StoreError;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};
 use postrider_engine::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    future::poll_fn,
+    str::FromStr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::sync::mpsc;
 use tokio_postgres::{
-    Config, NoTls,
+    AsyncMessage, Config, NoTls, Socket,
     config::{Host, SslMode},
+    tls::{MakeTlsConnect, TlsConnect},
 };
 
 /// Where the database is. It shows itself without its password.
@@ -32,7 +50,7 @@ impl FromStr for DatabaseUrl {
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
             return Err(BadUrl("it must begin with postgres://".to_owned()));
         }
-        let config: Config = text.parse().map_err(|error| BadUrl(super::describe(&error)))?;
+        let config: Config = text.parse().map_err(|error| BadUrl(describe(&error)))?;
         if config.get_hosts().is_empty() {
             return Err(BadUrl("it names no host".to_owned()));
         }
@@ -77,7 +95,7 @@ impl DatabaseUrl {
     }
 
     /// What is said in the URL counts. Otherwise a connection that leaves the machine is secured, or not made at all.
-    pub(crate) fn tls(&self) -> SslMode {
+    fn tls(&self) -> SslMode {
         match (self.tls_said, self.is_local()) {
             (true, _) => self.config.get_ssl_mode(),
             (false, true) => SslMode::Disable,
@@ -137,9 +155,179 @@ pub enum OpenError {
 
 impl PostgresStore {
     /// Opens the store, brings its tables up to date, and joins the other nodes.
-    pub async fn open(_url: &DatabaseUrl, _now: Timestamp, _options: PostgresOptions) -> Result<Self, OpenError> {
-        todo!()
+    pub async fn open(url: &DatabaseUrl, now: Timestamp, options: PostgresOptions) -> Result<Self, OpenError> {
+        migrate(url, &options).await?;
+        let pool = |size| url.pool(&options, size);
+        let (announce, committed) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared::new(announce));
+        let (writer, writing) = Writer::start(pool(1)?, shared, options.clone());
+        let mut tasks = Tasks(vec![writing]);
+        // Whatever it is asked first, it joins.
+        let cannot = |error: StoreError| OpenError::Database(error.to_string());
+        writer.turn(|turn| Box::pin(async { leases::now(turn.db()).await.map(drop) })).await.map_err(cannot)?;
+        let mut ears = Ears::new(url.clone(), options.clone());
+        ears.prove(writer.shared().tenure().0).await?;
+        let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
+        keeper.begin(now).await.map_err(|error| OpenError::Database(describe(&error)))?;
+        tasks.0.push(tokio::spawn(keeper.keep()));
+        Ok(Self {
+            readers: Readers::new(pool(READERS)?, READ_MAX),
+            searchers: Readers::new(pool(SEARCHERS)?, SEARCH_MAX),
+            writer,
+            committed: Mutex::new(Some(committed)),
+            _tasks: tasks,
+        })
     }
+}
+
+/// From which version of the tables to which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    pub from: i64,
+    pub to: i64,
+}
+
+/// Brings the tables up to date. Several nodes may try at once: one does it, and the others wait.
+pub async fn migrate(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Migrated, OpenError> {
+    let pool = url.pool(options, 1)?;
+    let unreachable = |cause: String| OpenError::Unreachable { url: url.to_string(), cause };
+    let client = pool.get().await.map_err(|error| unreachable(describe(&error)))?;
+    let failed = |error: Error| OpenError::Database(describe(&error));
+    let server: i64 =
+        one(&client, "SELECT current_setting('server_version_num')::bigint", &[]).await.map_err(failed)?.get(0);
+    if server / 10_000 < SERVER_MIN {
+        return Err(OpenError::TooOld { found: (server / 10_000).to_string() });
+    }
+    warn_of_settings(&client).await.map_err(failed)?;
+    let migrated = schema::migrate(&client).await.map_err(failed)?;
+    if migrated.from > schema::VERSION {
+        return Err(OpenError::TooNew { found: migrated.from, known: schema::VERSION });
+    }
+    Ok(migrated)
+}
+
+/// What is set so that a commit may be lost although it was answered.
+async fn warn_of_settings(db: &Db) -> Result<(), Error> {
+    for (name, value, danger) in careless_settings(db).await? {
+        tracing::warn!("the database has {name} = {value}: {danger}");
+    }
+    Ok(())
+}
+
+/// Settings of the database under which it does not keep what it promised, and what can happen.
+pub async fn careless_settings(db: &Db) -> Result<Vec<(String, String, &'static str)>, Error> {
+    let found = rows(
+        db,
+        "SELECT name, setting FROM pg_settings
+         WHERE (name, setting) IN (('fsync', 'off'), ('full_page_writes', 'off'), ('synchronous_commit', 'off'))
+         ORDER BY name",
+        &[],
+    )
+    .await?;
+    let danger = |name: &str| match name {
+        "synchronous_commit" => "an accepted message can be lost when the database's machine fails",
+        _ => "the whole database can be lost when its machine fails",
+    };
+    Ok(found.iter().map(|row| (row.get(0), row.get(1), danger(row.get(0)))).collect())
+}
+
+const SERVER_MIN: i64 = 15;
+const READERS: usize = 3;
+const SEARCHERS: usize = 2;
+/// A look takes no longer than a statement may; a search may be several.
+const READ_MAX: Duration = Duration::from_secs(20);
+const SEARCH_MAX: Duration = Duration::from_secs(60);
+
+/// A connection on which a node is told that there are news, and by which it keeps its lease.
+pub struct Ears {
+    url: DatabaseUrl,
+    options: PostgresOptions,
+    open: Option<Open>,
+}
+
+struct Open {
+    db: Db,
+    /// Whose channel it listens to.
+    node: i64,
+    heard: mpsc::Receiver<()>,
+}
+
+impl Ears {
+    pub fn new(url: DatabaseUrl, options: PostgresOptions) -> Self {
+        Self { url, options, open: None }
+    }
+
+    pub fn db(&self) -> Result<&Db, Error> {
+        self.open.as_ref().map(|open| &open.db).ok_or_else(|| Error::Unreachable("no connection".to_owned()))
+    }
+
+    pub fn shut(&mut self) {
+        self.open = None;
+    }
+
+    /// Waits until there is something to read. Without a connection, for ever.
+    pub async fn heard(&mut self) {
+        match &mut self.open {
+            Some(open) => match open.heard.recv().await {
+                Some(()) => {}
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Listens on behalf of a node.
+    pub async fn open(&mut self, node: i64) -> Result<(), Error> {
+        if self.open.as_ref().is_some_and(|open| open.node == node && !open.db.is_closed()) {
+            return Ok(());
+        }
+        self.open = None;
+        let (db, heard) = match self.url.tls() {
+            SslMode::Disable => connect_and_listen(&self.url.config(&self.options.name), NoTls).await?,
+            _ => {
+                let tls = tls_config(&self.options).map_err(|error| Error::Unreachable(error.to_string()))?;
+                connect_and_listen(&self.url.config(&self.options.name), Rustls::new(tls)).await?
+            }
+        };
+        // The names are made of a number.
+        db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
+        self.open = Some(Open { db, node, heard });
+        Ok(())
+    }
+
+    /// Makes sure that what is told is heard: a pooler that lends out connections swallows it.
+    pub async fn prove(&mut self, node: i64) -> Result<(), OpenError> {
+        let failed = |error: Error| OpenError::Database(describe(&error));
+        self.open(node).await.map_err(failed)?;
+        let db = self.db().map_err(failed)?;
+        rows(db, "SELECT pg_notify($1, '')", &[&news::channel(node)]).await.map_err(failed)?;
+        match tokio::time::timeout(HEARD_WITHIN, self.heard()).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(OpenError::Pooled),
+        }
+    }
+}
+
+const HEARD_WITHIN: Duration = Duration::from_secs(3);
+
+async fn connect_and_listen<T>(config: &Config, tls: T) -> Result<(Db, mpsc::Receiver<()>), Error>
+where
+    T: MakeTlsConnect<Socket> + Send + 'static,
+    T::Stream: Send,
+    T::TlsConnect: Send,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    let (client, mut connection) = config.connect(tls).await?;
+    // One is as good as many.
+    let (tell, heard) = mpsc::channel(1);
+    let listening = tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            if let AsyncMessage::Notification(_) = message {
+                let _ = tell.try_send(());
+            }
+        }
+    });
+    Ok((Db::new(client, listening), heard))
 }
 
 /// A statement that takes longer is called off by the server, as is a wait for a lock.
@@ -182,7 +370,7 @@ impl DatabaseUrl {
         let config = self.config(&options.name);
         let manager = match self.tls() {
             SslMode::Disable => Manager::from_config(config, NoTls, manager_config),
-            _ => Manager::from_config(config, Rustls::new(tls_config(options.ca_pem.as_deref())?), manager_config),
+            _ => Manager::from_config(config, Rustls::new(tls_config(options)?), manager_config),
         };
         let timeouts = Timeouts { wait: Some(STATEMENT_MAX), create: Some(CONNECT_MAX), recycle: Some(CONNECT_MAX) };
         Pool::builder(manager)
@@ -193,16 +381,15 @@ impl DatabaseUrl {
     }
 }
 
-/// `ca_pem`: certificates that the database's own may be signed by, besides the usual ones.
-pub(crate) fn tls_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, OpenError> {
+fn tls_config(options: &PostgresOptions) -> Result<ClientConfig, OpenError> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(pem) = ca_pem {
+    if let Some(pem) = &options.ca_pem {
         for certificate in CertificateDer::pem_slice_iter(pem) {
             let certificate = certificate.map_err(|error| OpenError::Certificates(error.to_string()))?;
             roots.add(certificate).map_err(|error| OpenError::Certificates(error.to_string()))?;
         }
     }
-    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| OpenError::Certificates(error.to_string()))?

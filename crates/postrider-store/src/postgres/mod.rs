@@ -13,6 +13,7 @@ mod dead;
 mod expire;
 mod health;
 mod history;
+mod jobs;
 mod leases;
 mod load;
 mod news;
@@ -22,16 +23,16 @@ mod recover;
 mod schema;
 mod settings;
 mod settle;
+mod shared;
 mod steps;
 mod tasks;
 #[cfg(test)]
 mod tests;
 mod tidy;
-pub(crate) mod tls;
+mod tls;
 mod writer;
 
-pub(crate) use connect::tls_config;
-pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions};
+pub use connect::{BadUrl, DatabaseUrl, Migrated, OpenError, PostgresOptions, migrate};
 
 use crate::{
     records::*,
@@ -40,15 +41,15 @@ use crate::{
     store::*,
 };
 use async_trait::async_trait;
+use jobs::{Turn, Writer};
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
 };
 use readers::Readers;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
-use writer::{Turn, Writer};
 
 /// A connection, in or out of a transaction.
 type Db = deadpool_postgres::ClientWrapper;
@@ -67,13 +68,26 @@ pub enum Error {
     TooSlow,
     #[error("this node's time as an owner is over")]
     Deposed,
+    /// Greater keys are in use where keys must grow.
+    #[error("keys up to {used} are in use")]
+    KeyTooSmall { used: i64 },
+    #[error("a part of the store broke down")]
+    Panicked,
+    #[error("the store is closed")]
+    Closed,
 }
 
 impl Error {
     fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Database(error) => error.code(),
-            Self::Unreadable(_) | Self::Unreachable(_) | Self::TooSlow | Self::Deposed => None,
+            Self::Unreadable(_)
+            | Self::Unreachable(_)
+            | Self::TooSlow
+            | Self::Deposed
+            | Self::KeyTooSmall { .. }
+            | Self::Panicked
+            | Self::Closed => None,
         }
     }
 
@@ -81,7 +95,10 @@ impl Error {
     fn is_lost(&self) -> bool {
         match self {
             Self::Database(error) => match error.code() {
-                None => true,
+                None => {
+                    error.is_closed()
+                        || std::error::Error::source(error).is_some_and(|cause| cause.is::<std::io::Error>())
+                }
                 Some(code) => {
                     code.code().starts_with("57P")
                         || code.code().starts_with("08")
@@ -89,15 +106,17 @@ impl Error {
                 }
             },
             Self::Unreachable(_) | Self::TooSlow => true,
-            Self::Unreadable(_) | Self::Deposed => false,
+            Self::Unreadable(_) | Self::Deposed | Self::KeyTooSmall { .. } | Self::Panicked | Self::Closed => false,
         }
     }
 }
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
-        if matches!(error, Error::Deposed) {
-            return Self::Deposed;
+        match error {
+            Error::Deposed => return Self::Deposed,
+            Error::Closed => return Self::Closed,
+            _ => {}
         }
         if error.is_lost() {
             return Self::Unreachable(error.to_string());
@@ -162,6 +181,16 @@ pub struct PostgresStore {
     /// For what is searched for, which may take as long as the history is.
     searchers: Readers,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
+    /// End with the store, whether it was closed or not.
+    _tasks: Tasks,
+}
+
+struct Tasks(Vec<JoinHandle<()>>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
 }
 
 /// Hands a piece of work to the writer, to be done while no other node writes. It may be done again if the connection is
@@ -193,7 +222,7 @@ impl Store for PostgresStore {
     }
 
     async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
-        self.writer.own(tenure, shards).await
+        self.writer.shared().own(tenure, shards)
     }
 
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
@@ -542,7 +571,12 @@ impl Store for PostgresStore {
     }
 
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError> {
-        turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)
+        let more = turn!(self, [], |turn| tidy::tidy(turn, now, retention).await)?;
+        let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
+            return Ok(more);
+        };
+        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
+        Ok(true)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {

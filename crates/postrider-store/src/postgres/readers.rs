@@ -2,7 +2,7 @@
 
 use super::{Db, Error, Result};
 use crate::StoreError;
-use deadpool_postgres::{Client, Pool};
+use deadpool_postgres::{Client, Pool, PoolError};
 use futures_util::future::BoxFuture;
 use std::time::Duration;
 
@@ -46,7 +46,10 @@ impl Readers {
     where
         F: for<'d> FnOnce(&'d Db) -> BoxFuture<'d, Result<T>>,
     {
-        let client = self.pool.get().await.map_err(|error| Error::Unreachable(super::describe(&error)))?;
+        let client = self.pool.get().await.map_err(|error| match error {
+            PoolError::Closed => Error::Closed,
+            error => Error::Unreachable(super::describe(&error)),
+        })?;
         let mut lent = Lent { client: Some(client) };
         let db = lent.client.as_deref().expect("it was just put there");
         let found = tokio::time::timeout(self.patience, look(db)).await.unwrap_or(Err(Error::TooSlow));

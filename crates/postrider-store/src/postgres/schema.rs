@@ -4,6 +4,8 @@
 //! partitions by time, which are dropped whole. A message and all its attempts lie in partitions of the same span, and
 //! requests are recognised by tables of their own, because no unique index reaches over partitions.
 
+use super::{Db, Result, connect::Migrated, row};
+
 /// Raised with every migration. An older binary refuses a database of a newer version.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
@@ -43,8 +45,8 @@ const FIRST: &str = "
         node   bigint
     ) WITH (fillfactor = 20);
     INSERT INTO shard SELECT number, NULL FROM generate_series(0, 255) AS number;
-    CREATE TABLE cluster (floor bigint NOT NULL) WITH (fillfactor = 20);
-    INSERT INTO cluster VALUES (0);
+    CREATE TABLE cluster (floor bigint NOT NULL, minted bigint NOT NULL) WITH (fillfactor = 20);
+    INSERT INTO cluster VALUES (0, 0);
     CREATE TABLE news (
         id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         node     bigint NOT NULL,
@@ -257,3 +259,47 @@ const FIRST: &str = "
         end_key   bigint NOT NULL
     );
 ";
+
+/// Where the version is kept: the first eight bytes of this note.
+const VERSION_NOTE: &str = "schema_version";
+
+/// Nobody else in the database uses this number.
+const MIGRATION_LOCK: i64 = 0x706f_7374_7269_6466;
+
+/// Brings the tables to `VERSION`, all or nothing. A newer database is left as it is.
+pub async fn migrate(db: &Db) -> Result<Migrated> {
+    // A migration may take its time, and so may waiting for another node that is at it.
+    db.batch_execute(&format!(
+        "BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
+         SET LOCAL idle_in_transaction_session_timeout = 0; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
+    ))
+    .await?;
+    let from = version(db).await?;
+    for migration in MIGRATIONS.iter().skip(usize::try_from(from).unwrap_or(0)) {
+        db.batch_execute(migration).await?;
+    }
+    let to = VERSION.max(from);
+    if from < to {
+        db.execute(
+            "INSERT INTO note VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            &[&VERSION_NOTE, &&to.to_be_bytes()[..]],
+        )
+        .await?;
+    }
+    db.batch_execute("COMMIT").await?;
+    Ok(Migrated { from, to })
+}
+
+/// 0 for a database without our tables.
+pub async fn version(db: &Db) -> Result<i64> {
+    let known: bool =
+        super::one(db, "SELECT to_regclass('cluster') IS NOT NULL AND to_regclass('note') IS NOT NULL", &[])
+            .await?
+            .get(0);
+    if !known {
+        return Ok(0);
+    }
+    let found = row(db, "SELECT value FROM note WHERE name = $1", &[&VERSION_NOTE]).await?;
+    let value: Option<[u8; 8]> = found.and_then(|row| row.get::<_, &[u8]>(0).try_into().ok());
+    Ok(value.map_or(0, i64::from_be_bytes))
+}

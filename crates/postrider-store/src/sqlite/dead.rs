@@ -14,7 +14,7 @@ use super::{
     writer::Batch,
 };
 use crate::{
-    Committed, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Order, Page, PutError, Remember,
+    Committed, Cut, DeadFilter, DeadKey, DeadLetter, Order, Page, PutError, Remember,
     rows::{
         codes::{death_code, death_of},
         extra::order_of,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger, policy::DeathReason,
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, policy::DeathReason,
 };
 use rusqlite::{Connection, Row};
 use std::ops::ControlFlow;
@@ -174,12 +174,6 @@ impl Dead {
     }
 }
 
-impl DeadKey {
-    pub(super) fn delivery(self) -> DeliveryId {
-        DeliveryId { endpoint: self.endpoint, message: self.message, trigger: Trigger::Scheduled }
-    }
-}
-
 /// Walks the dead letters in the page's reading order until told to stop, past those that the row itself rules out.
 fn each_open(
     connection: &Connection,
@@ -301,19 +295,6 @@ fn read_letter(
         attempts,
         last_attempt,
     }))
-}
-
-impl From<DeadReason> for DeathReason {
-    fn from(reason: DeadReason) -> Self {
-        match reason {
-            DeadReason::Permanent => Self::Permanent,
-            DeadReason::Exhausted => Self::Exhausted,
-            DeadReason::Expired => Self::Expired,
-            DeadReason::EndpointGone => Self::EndpointGone,
-            DeadReason::Cancelled => Self::Cancelled,
-            DeadReason::Breaker => Self::Breaker,
-        }
-    }
 }
 
 #[cfg(test)]

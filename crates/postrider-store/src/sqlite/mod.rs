@@ -28,6 +28,7 @@ mod tidy;
 mod writer;
 
 use crate::{
+    queued::Queued,
     records::*,
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
@@ -44,18 +45,11 @@ use readers::Readers;
 use rusqlite::{Connection, OpenFlags};
 use std::{
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tokio::sync::mpsc;
 use writer::{Shared, Writer};
-
-/// Payload bytes that may be queued for the writer at once. Past it, whoever comes is asked to come again.
-const QUEUED_BYTES_MAX: usize = 64 * 1024 * 1024;
-const QUEUED_MESSAGES_MAX: usize = 20_000;
 
 /// For what is found by its key, which the lanes and the ingest wait for.
 const READERS: usize = 2;
@@ -204,38 +198,6 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
         |row| row.get(0),
     )?;
     Ok(greatest.max(settings))
-}
-
-/// Counts what is on its way to the writer, so that a queue cannot grow without limit.
-#[derive(Default)]
-struct Queued {
-    messages: AtomicUsize,
-    bytes: AtomicUsize,
-}
-
-impl Queued {
-    fn enter(&self, bytes: usize) -> Result<QueuedGuard<'_>, StoreError> {
-        let messages = self.messages.fetch_add(1, Relaxed);
-        let before = self.bytes.fetch_add(bytes, Relaxed);
-        let guard = QueuedGuard { queued: self, bytes };
-        if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
-            Err(StoreError::Busy)
-        } else {
-            Ok(guard)
-        }
-    }
-}
-
-struct QueuedGuard<'q> {
-    queued: &'q Queued,
-    bytes: usize,
-}
-
-impl Drop for QueuedGuard<'_> {
-    fn drop(&mut self) {
-        self.queued.messages.fetch_sub(1, Relaxed);
-        self.queued.bytes.fetch_sub(self.bytes, Relaxed);
-    }
 }
 
 #[async_trait]
