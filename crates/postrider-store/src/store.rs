@@ -283,6 +283,14 @@ pub struct Counts {
     pub dead: u64,
 }
 
+/// What was done to the tables, by version. Nothing, if both are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    /// 0: there were none.
+    pub from: i64,
+    pub to: i64,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     #[error("the application already has a message with this event id")]

@@ -3,26 +3,23 @@
 use crate::{
     clock,
     config::Settings,
+    deployment::Deployment,
     directory::Directory,
     dispatch::Dispatch,
     http::{self, Api, ApiSettings, auth::Environment, server},
     ids::IdCodec,
     ingest::Ingest,
-    keyring::Keyring,
     outbox::{Desk, Relay},
     tasks::Tasks,
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
-    vault::{Private, Vault},
 };
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_engine::EndpointKey;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
@@ -79,18 +76,7 @@ impl Server {
             .await
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
-        // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
-        let first_start = !settings.data.join(Keyring::FILE).exists();
-        let keyring = Keyring::open_or_create(&settings.data)?;
-        if first_start {
-            let file = settings.data.join(Keyring::FILE).display().to_string();
-            tracing::info!(file, "made the keys of this deployment; keep a copy of that file");
-        }
-        let data = settings.data.clone();
-        let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
-        let store: Arc<dyn Store> = Arc::new(store);
-        let vault = Arc::new(Vault::new(keyring.encryption()));
-        check_vault(&*store, &vault).await?;
+        let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
@@ -191,30 +177,11 @@ impl Server {
     }
 }
 
-/// A sealed note in the store shows at start whether the key fits, before anything is served.
-async fn check_vault(store: &dyn Store, vault: &Vault) -> anyhow::Result<()> {
-    const NOTE: &str = "vault_check";
-    const NOBODY: EndpointKey = EndpointKey::new(0);
-    match store.note(NOTE).await? {
-        Some(sealed) => {
-            vault.open(NOBODY, &sealed).context(
-                "the encryption key in keys.toml is not the one that this database was made with; \
-                 put the right keys.toml back into the data folder",
-            )?;
-        }
-        None => {
-            let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
-            store.put_note(NOTE, vault.seal(NOBODY, &nothing, &mut system_rng()?)).await?;
-        }
-    }
-    Ok(())
-}
-
 fn read_pem(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
     path.map(|path| std::fs::read(path).with_context(|| format!("reading {}", path.display()))).transpose()
 }
 
-fn system_rng() -> anyhow::Result<StdRng> {
+pub(crate) fn system_rng() -> anyhow::Result<StdRng> {
     StdRng::try_from_rng(&mut rand::rngs::SysRng).context("asking the system for random numbers")
 }
 

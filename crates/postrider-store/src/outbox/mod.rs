@@ -11,17 +11,13 @@ mod tests;
 
 pub use schema::{Installation, VERSION, script};
 
-use crate::postgres::{DatabaseUrl, describe, tls::Rustls, tls_config};
+use crate::postgres::{DatabaseUrl, Db, PostgresOptions, describe};
 use bytes::Bytes;
-use futures_util::future::poll_fn;
 use postrider_engine::Timestamp;
 use schema::CHANNEL;
-use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::Notify,
-};
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, config::SslMode, error::SqlState, types::ToSql};
+use std::{fmt, future::Future, str::FromStr, time::Duration};
+use tokio::sync::{Mutex, mpsc};
+use tokio_postgres::{error::SqlState, types::ToSql};
 
 /// The schema that an outbox lies in. It stands in SQL as it is, so only plain names are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,9 +149,9 @@ pub struct Portion {
 
 /// A connection to a producer's database.
 pub struct Outbox {
-    client: Client,
+    db: Db,
     schema: SchemaName,
-    rung: Arc<Notify>,
+    heard: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Outbox {
@@ -166,25 +162,12 @@ impl Outbox {
         schema: SchemaName,
         name: &str,
     ) -> Result<Self, OutboxError> {
-        let config = url.config(name);
-        let rung = Arc::new(Notify::new());
-        let connected = async {
-            match url.tls() {
-                SslMode::Disable => {
-                    let (client, connection) = config.connect(NoTls).await.map_err(unreachable)?;
-                    tokio::spawn(converse(connection, Arc::clone(&rung)));
-                    Ok(client)
-                }
-                _ => {
-                    let tls = tls_config(ca_pem).map_err(|error| OutboxError::Unreachable(describe(&error)))?;
-                    let (client, connection) = config.connect(Rustls::new(tls)).await.map_err(unreachable)?;
-                    tokio::spawn(converse(connection, Arc::clone(&rung)));
-                    Ok(client)
-                }
-            }
-        };
-        let client = in_time(CONNECT_MAX, connected).await?;
-        Ok(Self { client, schema, rung })
+        let options =
+            PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
+        let connected =
+            async { url.connect(&options).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
+        let (db, heard) = in_time(CONNECT_MAX, connected).await?;
+        Ok(Self { db, schema, heard: Mutex::new(heard) })
     }
 
     /// Makes the outbox, or brings it up to date.
@@ -253,7 +236,10 @@ impl Outbox {
 
     /// Returns when there may be new rows, also if that was told before this was called.
     pub async fn rung(&self) {
-        self.rung.notified().await;
+        if self.heard.lock().await.recv().await.is_none() {
+            // The connection is lost, as whoever asks it next will see.
+            std::future::pending().await
+        }
     }
 
     /// The oldest rows past this number that can be sent, as many as fit, and at least one if there is any.
@@ -388,19 +374,23 @@ impl Outbox {
 
     async fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<tokio_postgres::Row>, OutboxError> {
         let sql = sql.replace("{schema}", self.schema.as_str());
-        let answered = async { self.client.query(&sql, params).await.map_err(|error| self.judge(&error)) };
+        let answered = async {
+            let statement = self.db.prepare_cached(&sql).await?;
+            self.db.query(&statement, params).await
+        };
+        let answered = async { answered.await.map_err(|error| self.judge(&error)) };
         in_time(ANSWER_MAX, answered).await
     }
 
     async fn batch(&self, sql: &str) -> Result<(), OutboxError> {
-        let answered = async { self.client.batch_execute(sql).await.map_err(|error| self.judge(&error)) };
+        let answered = async { self.db.batch_execute(sql).await.map_err(|error| self.judge(&error)) };
         in_time(ANSWER_MAX, answered).await
     }
 
     fn judge(&self, error: &tokio_postgres::Error) -> OutboxError {
         match error.code() {
-            None => unreachable_by(error),
-            Some(code) if code.code().starts_with("57P") || code.code().starts_with("08") => unreachable_by(error),
+            None => unreachable(error),
+            Some(code) if code.code().starts_with("57P") || code.code().starts_with("08") => unreachable(error),
             Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
                 OutboxError::NotInstalled(self.schema.clone())
             }
@@ -455,30 +445,12 @@ fn found(row: &tokio_postgres::Row) -> Found {
     })
 }
 
-/// Does the connection's work until it ends, and rings for each notification.
-async fn converse<S, T>(mut connection: Connection<S, T>, rung: Arc<Notify>)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    // An error reaches whoever waits for an answer.
-    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-        if let AsyncMessage::Notification(_) = message {
-            rung.notify_one();
-        }
-    }
-}
-
 async fn in_time<T>(time_max: Duration, work: impl Future<Output = Result<T, OutboxError>>) -> Result<T, OutboxError> {
     let late = |_| Err(OutboxError::Unreachable(format!("no answer within {time_max:?}")));
     tokio::time::timeout(time_max, work).await.unwrap_or_else(late)
 }
 
-fn unreachable(error: tokio_postgres::Error) -> OutboxError {
-    unreachable_by(&error)
-}
-
-fn unreachable_by(error: &tokio_postgres::Error) -> OutboxError {
+fn unreachable(error: &tokio_postgres::Error) -> OutboxError {
     OutboxError::Unreachable(describe(error))
 }
 

@@ -1,7 +1,6 @@
 use super::*;
-use postrider_testbed::Cluster;
+use postrider_testbed::{Client, Cluster, connect as session};
 use std::time::Duration;
-use tokio_postgres::Client;
 
 /// A producer's database with an outbox, and a connection as the producer has it.
 struct Producer {
@@ -40,12 +39,6 @@ impl Producer {
 async fn connect(url: &str) -> Outbox {
     let url = url.parse().expect("an address");
     Outbox::connect(&url, None, SchemaName::default(), "test").await.expect("the database is up")
-}
-
-async fn session(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("the database is up");
-    tokio::spawn(connection);
-    client
 }
 
 const PORTION: Portion = Portion { rows_max: 1_000, bytes_max: 1 << 20 };

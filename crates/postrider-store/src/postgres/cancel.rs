@@ -165,6 +165,13 @@ pub async fn ordered_messages(db: &Db, messages: &[MessageKey]) -> Result<Vec<(i
         return Ok(Vec::new());
     }
     let keys: Vec<i64> = messages.iter().map(|message| message.raw()).collect();
-    let found = rows(db, "SELECT key, extra FROM message WHERE key = ANY($1) ORDER BY key", &[&keys]).await?;
+    let (first, last) = ends(&keys);
+    let sql = "SELECT key, extra FROM message WHERE key = ANY($1) AND key BETWEEN $2 AND $3 ORDER BY key";
+    let found = rows(db, sql, &[&keys, &first, &last]).await?;
     found.iter().map(|row| Ok((row.get(0), order_of(row.get(1))?))).collect()
+}
+
+/// The least and the greatest of some keys. Only with bounds is it seen which partitions a list of keys cannot be in.
+pub fn ends(keys: &[i64]) -> (i64, i64) {
+    (keys.iter().copied().min().unwrap_or(i64::MAX), keys.iter().copied().max().unwrap_or(i64::MIN))
 }

@@ -10,7 +10,7 @@ use super::{
     shared::Shared,
     tls::Rustls,
 };
-use crate::StoreError;
+use crate::{Migrated, StoreError};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};
 use postrider_engine::Timestamp;
 use rustls::{
@@ -80,11 +80,6 @@ impl DatabaseUrl {
     /// Its name, if the URL says it.
     pub fn database(&self) -> Option<&str> {
         self.config.get_dbname()
-    }
-
-    /// Whether the URL holds something that others must not read.
-    pub fn has_password(&self) -> bool {
-        self.config.get_password().is_some()
     }
 
     fn is_local(&self) -> bool {
@@ -178,13 +173,6 @@ impl PostgresStore {
             _tasks: tasks,
         })
     }
-}
-
-/// From which version of the tables to which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Migrated {
-    pub from: i64,
-    pub to: i64,
 }
 
 /// Brings the tables up to date. Several nodes may try at once: one does it, and the others wait.
@@ -282,13 +270,7 @@ impl Ears {
             return Ok(());
         }
         self.open = None;
-        let (db, heard) = match self.url.tls() {
-            SslMode::Disable => connect_and_listen(&self.url.config(&self.options.name), NoTls).await?,
-            _ => {
-                let tls = tls_config(&self.options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                connect_and_listen(&self.url.config(&self.options.name), Rustls::new(tls)).await?
-            }
-        };
+        let (db, heard) = self.url.connect(&self.options).await?;
         // The names are made of a number.
         db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
         self.open = Some(Open { db, node, heard });
@@ -363,6 +345,18 @@ impl DatabaseUrl {
             .tcp_user_timeout(Duration::from_secs(15))
             .ssl_mode(self.tls());
         config
+    }
+
+    /// One connection, and word of whatever it is notified of.
+    pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
+        let config = self.config(&options.name);
+        match self.tls() {
+            SslMode::Disable => connect_and_listen(&config, NoTls).await,
+            _ => {
+                let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
+                connect_and_listen(&config, Rustls::new(tls)).await
+            }
+        }
     }
 
     pub fn pool(&self, options: &PostgresOptions, size: usize) -> Result<Pool, OpenError> {

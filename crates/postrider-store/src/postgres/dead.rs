@@ -6,7 +6,7 @@
 //! so on a searcher's connection, which holds up nobody who delivers.
 
 use super::{
-    Db, Result, count, execute, history,
+    Db, Result, execute, history,
     jobs::Turn,
     one, row, rows, settings,
     settle::{Cycle, Start, start_many},
@@ -25,36 +25,32 @@ use postrider_engine::{
 };
 use tokio_postgres::{Row, types::ToSql};
 
+/// Letters looked at in one go.
+const CHUNK: usize = 500;
+
 pub async fn dead_letters(db: &Db, app: AppKey, filter: &DeadFilter, page: &Page<DeadKey>) -> Result<Vec<DeadLetter>> {
-    let span = Span::of(page, |key: DeadKey| key.message.raw());
-    let cut = match page.from {
-        Some(Cut::Past(key) | Cut::Before(key)) => key.endpoint.raw(),
-        None => 0,
-    };
-    let from = match span.reading {
-        Order::Ascending => span.low,
-        Order::Descending => span.high,
-    };
-    let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
-    let fits = Fits::of(filter);
-    let mut params = fits.params().to_vec();
-    let app_raw = app.raw();
-    params.extend::<[&(dyn ToSql + Sync); 4]>([&app_raw, &from, &cut, &limit]);
+    let mut open = OpenLetters::of(app, filter, page);
     let mut found = Vec::new();
-    for row in rows(db, &select_open(filter, span.reading), &params).await? {
-        found.extend(read_letter(db, app, Dead::from_row(&row)?).await?);
+    while found.len() < page.limit
+        && let Some(chunk) = open.next_chunk(db).await?
+    {
+        for dead in chunk.into_iter().take(page.limit - found.len()) {
+            found.extend(read_letter(db, app, dead).await?);
+        }
     }
     Ok(in_list_order(page, found))
 }
 
 pub async fn count_dead_letters(db: &Db, app: AppKey, filter: &DeadFilter, limit: u64) -> Result<u64> {
-    let sql = format!("SELECT count(*) FROM ({}) AS found", select_open(filter, Order::Descending));
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let fits = Fits::of(filter);
-    let mut params = fits.params().to_vec();
-    let app = app.raw();
-    params.extend::<[&(dyn ToSql + Sync); 4]>([&app, &i64::MAX, &0i64, &limit]);
-    Ok(count(one(db, &sql, &params).await?.get(0)))
+    let all = Page { from: None, order: Order::Descending, limit: 0 };
+    let mut open = OpenLetters::of(app, filter, &all);
+    let mut count = 0;
+    while count < limit
+        && let Some(chunk) = open.next_chunk(db).await?
+    {
+        count += chunk.len() as u64;
+    }
+    Ok(count.min(limit))
 }
 
 pub async fn dead_letter(db: &Db, app: AppKey, key: DeadKey) -> Result<Option<DeadLetter>> {
@@ -171,7 +167,7 @@ pub fn unsigned(cycle: i32) -> u32 {
 }
 
 /// A filter as `FITS` takes it.
-pub struct Fits<'f> {
+struct Fits<'f> {
     endpoint: Option<i64>,
     messages: &'f [i64],
     reason: Option<i16>,
@@ -183,7 +179,7 @@ pub struct Fits<'f> {
 }
 
 impl<'f> Fits<'f> {
-    pub fn of(filter: &'f DeadFilter) -> Self {
+    fn of(filter: &'f DeadFilter) -> Self {
         let spares_cancelled = filter.but_cancelled && filter.reason.is_none();
         Self {
             endpoint: filter.endpoint,
@@ -198,7 +194,7 @@ impl<'f> Fits<'f> {
     }
 
     /// `$1` to `$8`.
-    pub fn params(&self) -> [&(dyn ToSql + Sync); 8] {
+    fn params(&self) -> [&(dyn ToSql + Sync); 8] {
         [
             &self.endpoint,
             &self.messages,
@@ -212,14 +208,54 @@ impl<'f> Fits<'f> {
     }
 }
 
-/// Joined to `dead`, one way down an index for each letter. The limit keeps it from becoming a join over all history.
-pub const WITH_CONTENT: &str = "
-    LEFT JOIN LATERAL (SELECT event_type, extra, payload IS NOT NULL AS is_sendable FROM message
-                       WHERE message.key = dead.message LIMIT 1) AS content ON true";
+/// A dead letter, and what whoever chooses among them has to know of its message.
+pub struct Candidate {
+    pub dead: Dead,
+    pub is_wanted: bool,
+    /// What it is ordered by, if it still has content to be sent.
+    pub order: Option<Option<OrderKey>>,
+}
+
+/// `letters` is a query for rows of `dead`, with parameters from `$9` on. The content is looked up letter by letter: the
+/// limit keeps that from becoming a join over all history.
+pub async fn candidates(
+    db: &Db,
+    letters: &str,
+    reading: Order,
+    filter: &DeadFilter,
+    values: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Candidate>> {
+    let direction = direction(reading);
+    let sql = format!(
+        "SELECT dead.message, dead.endpoint, dead.reason, dead.at, dead.cycle, dead.replayed_at, ({FITS}),
+             coalesce(content.is_sendable, false), content.extra
+         FROM ({letters}) AS dead
+         LEFT JOIN LATERAL (SELECT event_type, extra, payload IS NOT NULL AS is_sendable FROM message
+                            WHERE message.key = dead.message LIMIT 1) AS content ON true
+         ORDER BY dead.message {direction}, dead.endpoint {direction}"
+    );
+    let fits = Fits::of(filter);
+    let params = [&fits.params()[..], values].concat();
+    rows(db, &sql, &params).await?.iter().map(Candidate::from_row).collect()
+}
+
+impl Candidate {
+    fn from_row(row: &Row) -> Result<Self> {
+        let is_sendable: bool = row.get(7);
+        let order = if is_sendable { Some(order_of(row.get(8))?) } else { None };
+        Ok(Self { dead: Dead::from_row(row)?, is_wanted: row.get(6), order })
+    }
+
+    /// `None` if it is not wanted, or can no longer be sent.
+    pub fn again(&self) -> Option<Again> {
+        let order = self.order.filter(|_| self.is_wanted)?;
+        Some(Again { id: self.dead.key.delivery(), order, last_cycle: self.dead.cycle })
+    }
+}
 
 /// Whether a dead letter fits what the filter says about the row, its message and its last attempt. A letter whose
 /// message has been forgotten is about to be forgotten too. A last try that got no answer, or no try, is status 0.
-pub const FITS: &str = "
+const FITS: &str = "
     ($1::bigint IS NULL OR dead.endpoint = $1) AND (cardinality($2::bigint[]) = 0 OR dead.message = ANY($2))
     AND ($3::smallint IS NULL OR dead.reason = $3) AND ($4::smallint IS NULL OR dead.reason <> $4)
     AND ($5::bigint IS NULL OR dead.at >= $5) AND ($6::bigint IS NULL OR dead.at < $6)
@@ -229,20 +265,76 @@ pub const FITS: &str = "
                            WHERE attempt.message = dead.message AND attempt.endpoint = dead.endpoint
                            ORDER BY attempt.key DESC LIMIT 1), 0))";
 
-/// `$9`: the application; `$10`, `$11`: message and endpoint to read on from; `$12`: how many.
+fn direction(reading: Order) -> &'static str {
+    match reading {
+        Order::Ascending => "ASC",
+        Order::Descending => "DESC",
+    }
+}
+
+/// Walks the dead letters of an application in the page's reading order, a chunk at a time.
+struct OpenLetters<'f> {
+    app: AppKey,
+    filter: &'f DeadFilter,
+    reading: Order,
+    /// The message and the endpoint to read on from; `None`: the end is reached.
+    from: Option<(i64, i64)>,
+}
+
+impl<'f> OpenLetters<'f> {
+    fn of(app: AppKey, filter: &'f DeadFilter, page: &Page<DeadKey>) -> Self {
+        let span = Span::of(page, |key: DeadKey| key.message.raw());
+        let cut = match page.from {
+            Some(Cut::Past(key) | Cut::Before(key)) => key.endpoint.raw(),
+            None => 0,
+        };
+        let from = match span.reading {
+            Order::Ascending => span.low,
+            Order::Descending => span.high,
+        };
+        Self { app, filter, reading: span.reading, from: Some((from, cut)) }
+    }
+
+    /// Those of the next letters that are wanted, which may be none; `None`: there are no more.
+    async fn next_chunk(&mut self, db: &Db) -> Result<Option<Vec<Dead>>> {
+        let Some((message, endpoint)) = self.from else { return Ok(None) };
+        let letters = select_open(self.filter, self.reading);
+        let app = self.app.raw();
+        let found = candidates(db, &letters, self.reading, self.filter, &[&app, &message, &endpoint]).await?;
+        let last = found.last().filter(|_| found.len() == CHUNK).map(|last| last.dead.key);
+        self.from = last.map(|last| (last.message.raw(), last.endpoint.raw()));
+        let wanted = found.into_iter().filter(|candidate| candidate.is_wanted).map(|candidate| candidate.dead);
+        Ok(Some(wanted.collect()))
+    }
+}
+
+/// `$9`: the application; `$10`, `$11`: message and endpoint to read on from.
+///
+/// What the filter does not ask for is left out, and the limit and the open state stand in the text: only then is it
+/// seen that the way along the index is the shortest.
 fn select_open(filter: &DeadFilter, reading: Order) -> String {
-    let (comes_later, direction) = match reading {
-        Order::Ascending => (">", "ASC"),
-        Order::Descending => ("<", "DESC"),
+    let after = match reading {
+        Order::Ascending => ">",
+        Order::Descending => "<",
     };
-    let of_endpoint = if filter.endpoint.is_some() { "AND dead.endpoint = $1" } else { "" };
-    let of_messages = if filter.messages.is_empty() { "" } else { "AND dead.message = ANY($2)" };
-    // The open state stands in the text, because only then is it seen that the index holds all that is wanted.
+    let direction = direction(reading);
+    // The primary key is by endpoint first, and would not be read from both on.
+    let comes_later = match filter.endpoint {
+        Some(_) => format!("endpoint = $1 AND message {after}= $10 AND (message <> $10 OR endpoint {after} $11)"),
+        None => format!("(message, endpoint) {after} ($10, $11)"),
+    };
+    let asked_for: String = [
+        (!filter.messages.is_empty(), " AND message = ANY($2)"),
+        (filter.reason.is_some(), " AND reason = $3"),
+        (filter.since.is_some(), " AND at >= $5"),
+        (filter.until.is_some(), " AND at < $6"),
+    ]
+    .into_iter()
+    .filter_map(|(asked, condition)| asked.then_some(condition))
+    .collect();
     format!(
-        "SELECT dead.message, dead.endpoint, dead.reason, dead.at, dead.cycle, dead.replayed_at FROM dead {WITH_CONTENT}
-         WHERE dead.app = $9 AND dead.open = 1 {of_endpoint} {of_messages}
-             AND dead.message {comes_later}= $10 AND (dead.message, dead.endpoint) {comes_later} ($10, $11) AND {FITS}
-         ORDER BY dead.message {direction}, dead.endpoint {direction} LIMIT $12"
+        "SELECT * FROM dead WHERE app = $9 AND open = 1 AND {comes_later} {asked_for}
+         ORDER BY message {direction}, endpoint {direction} LIMIT {CHUNK}"
     )
 }
 
@@ -267,4 +359,44 @@ async fn read_letter(db: &Db, app: AppKey, dead: Dead) -> Result<Option<DeadLett
         attempts: u32::try_from(tried.get::<_, i64>(0)).unwrap_or(u32::MAX),
         last_attempt,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, PostgresOptions, migrate};
+    use postrider_testbed::Cluster;
+
+    /// With a million dead letters, a page must not cost more than what it shows.
+    #[tokio::test]
+    async fn pages_of_dead_letters_follow_an_index() {
+        let url: DatabaseUrl = Cluster::shared().fresh_database().await.parse().unwrap();
+        let options = PostgresOptions::default();
+        migrate(&url, &options).await.unwrap();
+        let db = url.pool(&options, 1).unwrap().get().await.unwrap();
+        // The plan for whatever values are asked for, which is the one that a busy connection uses.
+        db.batch_execute(
+            "INSERT INTO dead (endpoint, message, reason, at, cycle, app, open)
+             SELECT number % 10, number, 0, number, 0, 1, 1 FROM generate_series(1, 100000) AS number;
+             ANALYZE dead;
+             SET plan_cache_mode = force_generic_plan",
+        )
+        .await
+        .unwrap();
+        let of_endpoint = DeadFilter { endpoint: Some(1), ..DeadFilter::default() };
+        for filter in [DeadFilter::default(), of_endpoint] {
+            let sql = select_open(&filter, Order::Descending);
+            db.batch_execute(&format!(
+                "PREPARE page (bigint, bigint[], smallint, smallint, bigint, bigint, text[], integer, bigint, bigint, bigint)
+                 AS {sql}"
+            ))
+            .await
+            .unwrap();
+            let explain = "EXPLAIN EXECUTE page (1, '{}', 0, 0, 0, 0, '{}', 0, 1, 40000, 0)";
+            let plan: Vec<String> = db.query(explain, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+            assert!(plan.iter().any(|step| step.contains("Index Scan Backward using dead_")), "{plan:#?}");
+            assert!(!plan.iter().any(|step| step.contains("Sort")), "{plan:#?}");
+            db.batch_execute("DEALLOCATE page").await.unwrap();
+        }
+    }
 }

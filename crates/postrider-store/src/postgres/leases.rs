@@ -140,8 +140,9 @@ async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View
     let (renewing, looking): (&[&(dyn ToSql + Sync)], &[&(dyn ToSql + Sync)]) = (&[&me, &lease], &[&lease]);
     let renewed = execute(
         db,
-        "UPDATE lease SET until = clock_timestamp() + $2 * interval '1 millisecond'
-         WHERE node = $1 AND EXISTS (SELECT 1 FROM node WHERE id = $1)",
+        "INSERT INTO lease (node, until)
+         SELECT id, clock_timestamp() + $2 * interval '1 millisecond' FROM node WHERE id = $1
+         ON CONFLICT (node) DO UPDATE SET until = excluded.until",
         renewing,
     );
     // After a restart of the database everyone gets the time of a lease to come back.

@@ -30,9 +30,11 @@ mod tasks;
 mod tests;
 mod tidy;
 mod tls;
+mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, Migrated, OpenError, PostgresOptions, migrate};
+pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use visit::Visitor;
 
 use crate::{
     records::*,
@@ -52,7 +54,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
 
 /// A connection, in or out of a transaction.
-type Db = deadpool_postgres::ClientWrapper;
+pub(crate) type Db = deadpool_postgres::ClientWrapper;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -575,8 +577,7 @@ impl Store for PostgresStore {
         let Some(piece) = look!(self.searchers, |db| tidy::piece_to_discard(db, now, retention).await)? else {
             return Ok(more);
         };
-        turn!(self, [], |turn| tidy::discard(turn, piece).await)?;
-        Ok(true)
+        Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
     }
 
     async fn counts(&self) -> Result<Counts, StoreError> {

@@ -4,7 +4,8 @@
 //! partitions by time, which are dropped whole. A message and all its attempts lie in partitions of the same span, and
 //! requests are recognised by tables of their own, because no unique index reaches over partitions.
 
-use super::{Db, Result, connect::Migrated, row};
+use super::{Db, Result, row};
+use crate::Migrated;
 
 /// Raised with every migration. An older binary refuses a database of a newer version.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
@@ -302,4 +303,37 @@ pub async fn version(db: &Db) -> Result<i64> {
     let found = row(db, "SELECT value FROM note WHERE name = $1", &[&VERSION_NOTE]).await?;
     let value: Option<[u8; 8]> = found.and_then(|row| row.get::<_, &[u8]>(0).try_into().ok());
     Ok(value.map_or(0, i64::from_be_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, OpenError, PostgresOptions, migrate, visit};
+    use futures_util::future::join_all;
+    use postrider_testbed::Cluster;
+
+    async fn empty_database() -> (DatabaseUrl, PostgresOptions) {
+        let url = Cluster::shared().fresh_database().await;
+        (url.parse().expect("an address"), PostgresOptions::default())
+    }
+
+    #[tokio::test]
+    async fn of_several_at_once_one_makes_the_tables() {
+        let (url, options) = empty_database().await;
+        let all = join_all((0..8).map(|_| migrate(&url, &options))).await;
+        let changed: Vec<_> = all.into_iter().map(|done| done.unwrap()).filter(|done| done.from != done.to).collect();
+        assert_eq!(changed, [Migrated { from: 0, to: VERSION }]);
+    }
+
+    #[tokio::test]
+    async fn tables_of_a_newer_version_are_left_alone() {
+        let (url, options) = empty_database().await;
+        migrate(&url, &options).await.unwrap();
+        let client = visit::connect(&url, &options).await.unwrap();
+        let newer = &(VERSION + 1).to_be_bytes()[..];
+        client.execute("UPDATE note SET value = $2 WHERE name = $1", &[&VERSION_NOTE, &newer]).await.unwrap();
+        let refused = migrate(&url, &options).await.unwrap_err();
+        assert!(matches!(refused, OpenError::TooNew { found, known } if found == known + 1), "{refused}");
+        assert_eq!(version(&client).await.unwrap(), VERSION + 1);
+    }
 }

@@ -98,6 +98,8 @@ impl Shared {
 
     pub fn end(&self) {
         let mut standing = self.standing();
+        // No node has this number, so that nothing which was begun before is taken for what is begun after.
+        standing.tenure = Tenure::default();
         standing.owned = Shards::NONE;
         standing.lease_until = None;
         drop(standing);

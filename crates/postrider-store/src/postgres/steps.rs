@@ -8,8 +8,8 @@
 
 use super::{
     Db, Result,
-    cancel::{cancel_handed, end_all_waiting, ordered_messages},
-    dead::{Again, Dead, FITS, Fits, WITH_CONTENT, begin_again, unsigned},
+    cancel::{cancel_handed, end_all_waiting, ends, ordered_messages},
+    dead::{Again, Candidate, begin_again, candidates, unsigned},
     execute, health,
     jobs::Turn,
     one, recover, row, rows,
@@ -17,10 +17,10 @@ use super::{
     small, tidy,
 };
 use crate::{
-    Cancelled, Committed, DeadFilter, Keep, ReplayFilter, StateKind,
+    Cancelled, Committed, DeadFilter, Keep, Order, ReplayFilter, StateKind,
     rows::{
         codes::{Place, death_of, trigger_code},
-        extra::{Extra, order_of},
+        extra::Extra,
     },
 };
 use postrider_engine::{
@@ -107,47 +107,6 @@ async fn room(db: &Db, app: AppKey, endpoint: EndpointKey, at: Timestamp) -> Res
     Ok(if due > LANE_DUE_MAX { Room::Full } else { Room::Free })
 }
 
-/// A dead letter as a replay finds it.
-struct Candidate {
-    dead: Dead,
-    is_wanted: bool,
-    /// What it is ordered by, if it still has content to be sent.
-    order: Option<Option<OrderKey>>,
-}
-
-/// Selected by `candidates`: the columns of `Dead`, and what the replay has to know of the message.
-const CANDIDATE: &str = "dead.message, dead.endpoint, dead.reason, dead.at, dead.cycle, dead.replayed_at,
-    content.extra, coalesce(content.is_sendable, false)";
-
-/// `letters` is a table expression that gives rows of `dead`, with parameters from `$9` on.
-async fn candidates(
-    db: &Db,
-    letters: &str,
-    filter: &DeadFilter,
-    values: &[&(dyn ToSql + Sync)],
-) -> Result<Vec<Candidate>> {
-    let sql = format!(
-        "SELECT {CANDIDATE}, ({FITS}) FROM ({letters}) AS dead {WITH_CONTENT} ORDER BY dead.message, dead.endpoint"
-    );
-    let fits = Fits::of(filter);
-    let params = [&fits.params()[..], values].concat();
-    rows(db, &sql, &params).await?.iter().map(Candidate::from_row).collect()
-}
-
-impl Candidate {
-    fn from_row(row: &Row) -> Result<Self> {
-        let is_sendable: bool = row.get(7);
-        let order = if is_sendable { Some(order_of(row.get(6))?) } else { None };
-        Ok(Self { dead: Dead::from_row(row)?, order, is_wanted: row.get(8) })
-    }
-
-    /// `None` if it is not to be replayed, or can no longer be sent.
-    fn again(&self) -> Option<Again> {
-        let order = self.order.filter(|_| self.is_wanted)?;
-        Some(Again { id: self.dead.key.delivery(), order, last_cycle: self.dead.cycle })
-    }
-}
-
 /// Replays dead letters of one endpoint.
 pub async fn replay_dead_of(
     turn: &mut Turn,
@@ -166,7 +125,7 @@ pub async fn replay_dead_of(
                    WHERE open = 1 ORDER BY message LIMIT $13";
     let lane = endpoint.raw();
     let values: [&(dyn ToSql + Sync); 5] = [&lane, &cursor, &end, &PASSED_OVER_MAX, &(STEP as i64)];
-    let found = candidates(turn.db(), letters, filter, &values).await?;
+    let found = candidates(turn.db(), letters, Order::Ascending, filter, &values).await?;
     let (reached, then) = match found.last() {
         Some(last) if found.len() == STEP => (last.dead.key.message.raw(), Then::GoOn),
         Some(_) | None => passed_over(turn.db(), lane, (cursor, end)).await?,
@@ -202,7 +161,7 @@ pub async fn replay_dead_of_all(
     let letters = "SELECT * FROM dead WHERE app = $9 AND message > $10 AND message < $11 AND open = 1
                    ORDER BY message FETCH FIRST $12 ROWS WITH TIES";
     let values: [&(dyn ToSql + Sync); 4] = [&app.raw(), &cursor, &end, &(STEP as i64)];
-    let found = candidates(turn.db(), letters, filter, &values).await?;
+    let found = candidates(turn.db(), letters, Order::Ascending, filter, &values).await?;
     let mut rooms = BTreeMap::new();
     let (mut reached, mut looked_at, mut chosen) = (cursor, 0, Vec::new());
     let mut then = if found.len() < STEP { Then::Finish } else { Then::GoOn };
@@ -372,8 +331,9 @@ pub async fn replay_missing(
     let missed: Vec<&Found> = found.iter().filter(fits).collect();
     if !missed.is_empty() {
         let keys: Vec<i64> = missed.iter().map(|message| message.key).collect();
-        let sql = "UPDATE message SET owed = owed || $2::bigint WHERE key = ANY($1)";
-        execute(turn.db(), sql, &[&keys, &endpoint.raw()]).await?;
+        let sql = "UPDATE message SET owed = owed || $2::bigint WHERE key = ANY($1) AND key BETWEEN $3 AND $4";
+        let (first, last) = ends(&keys);
+        execute(turn.db(), sql, &[&keys, &endpoint.raw(), &first, &last]).await?;
         tidy::expect_attempts_of(turn, &keys).await?;
         // The first cycle, which has waited since now only, however old the message is.
         let cycle = Cycle::Again { number: 0, queued_at: at };
@@ -560,12 +520,42 @@ pub async fn purge(turn: &mut Turn, app: AppKey, (cursor, end): (i64, i64)) -> R
     let keys: Vec<i64> = found.iter().map(|message| message.key).collect();
     let mut changed = BTreeSet::new();
     if !keys.is_empty() {
+        let (first, last) = ends(&keys);
         for sql in [
-            "UPDATE message SET payload = NULL WHERE key = ANY($1) AND payload IS NOT NULL RETURNING key",
-            "UPDATE attempt SET response = NULL WHERE message = ANY($1) AND response IS NOT NULL RETURNING message",
+            "UPDATE message SET payload = NULL
+             WHERE key = ANY($1) AND key BETWEEN $2 AND $3 AND payload IS NOT NULL RETURNING key",
+            "UPDATE attempt SET response = NULL
+             WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND response IS NOT NULL RETURNING message",
         ] {
-            changed.extend(rows(turn.db(), sql, &[&keys]).await?.iter().map(|row| row.get::<_, i64>(0)));
+            changed.extend(rows(turn.db(), sql, &[&keys, &first, &last]).await?.iter().map(|row| row.get::<_, i64>(0)));
         }
     }
     Ok(Step::looked_through(&found, cursor, changed.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, PostgresOptions, migrate};
+    use postrider_testbed::Cluster;
+
+    /// A step is bounded also where hardly anything is left to be replayed.
+    #[tokio::test]
+    async fn a_step_passes_over_a_bounded_number_of_letters() {
+        let url: DatabaseUrl = Cluster::shared().fresh_database().await.parse().unwrap();
+        let options = PostgresOptions::default();
+        migrate(&url, &options).await.unwrap();
+        let db = url.pool(&options, 1).unwrap().get().await.unwrap();
+        db.batch_execute(
+            "INSERT INTO dead (endpoint, message, reason, at, cycle, app, open)
+             SELECT 1, number, 0, 0, 0, 1, 0 FROM generate_series(1, 5002) AS number",
+        )
+        .await
+        .unwrap();
+        let steps = [((0, 9_000), 5_000, true), ((5_000, 9_000), 5_002, false), ((5_002, 9_000), 5_002, false)];
+        for (span, expected, goes_on) in steps {
+            let (reached, then) = passed_over(&db, 1, span).await.unwrap();
+            assert_eq!((reached, matches!(then, Then::GoOn)), (expected, goes_on), "{span:?}");
+        }
+    }
 }

@@ -8,7 +8,10 @@
 //! young, is written down in `left_behind` and looked at again, a slice at a call, round and round.
 
 use super::{
-    Db, Result, execute,
+    Db, Result,
+    accept::WHOLE_LANE,
+    cancel::ends,
+    execute,
     jobs::Turn,
     pieces::{self, Piece},
     recover, rows, settings,
@@ -20,7 +23,8 @@ use postrider_engine::{
 };
 use std::collections::BTreeSet;
 
-/// Rows forgotten in one go.
+/// Rows forgotten in one go. They are found by their place in the table, so that no more is read than goes: nobody else
+/// writes meanwhile.
 const SLICE: i64 = 2_000;
 
 /// Messages looked at in one go, where each takes several looks.
@@ -35,8 +39,6 @@ const ATTEMPTS_ROUND: &str = "attempts_left_behind_round";
 const SEQUENCES_ROUND: &str = "sequences_round";
 /// The keys `[first, end)` of the piece that was dropped last, and through which endpoint its dead letters are forgotten.
 const DROPPED_PIECE: &str = "dropped_piece";
-
-const WHOLE_LANE: i64 = 0;
 
 /// Forgets some of what is past its time, but for whole pieces. True while there is more to do.
 pub async fn tidy(turn: &mut Turn, now: Timestamp, retention: Retention) -> Result<bool> {
@@ -81,23 +83,23 @@ pub async fn piece_to_discard(db: &Db, now: Timestamp, retention: Retention) -> 
     Ok(old.into_iter().find(|piece| !awaited.contains(&piece.number)))
 }
 
-/// Drops a piece that a reader has found, if nothing has been put on its way again since.
-pub async fn discard(turn: &mut Turn, piece: Piece) -> Result<()> {
+/// Drops a piece that a reader has found, if nothing has been put on its way again since. True if it went, so that the
+/// next one may be looked for.
+pub async fn discard(turn: &mut Turn, piece: Piece) -> Result<bool> {
     let db = turn.db();
     let settled_before = recover::oldest_handed(db).await?.unwrap_or(i64::MAX);
     let can_go = piece.end_key <= settled_before
         && pieces::list(db).await?.contains(&piece)
         && noted::<3>(db, DROPPED_PIECE).await?.is_none()
         && pieces_with_waiting(db, &[piece]).await?.is_empty();
-    if !can_go {
-        return Ok(());
+    if !can_go || !pieces::discard(db, piece).await? {
+        return Ok(false);
     }
-    pieces::discard(db, piece).await?;
     // Nobody's clock is so far behind; if it were, his messages would have nowhere to go.
     execute(db, "UPDATE cluster SET floor = greatest(floor, $1)", &[&(piece.end_key - 1)]).await?;
     note(turn, DROPPED_PIECE, [piece.first_key, piece.end_key, i64::MIN]).await?;
     forget_what_belonged_to_dropped(turn).await?;
-    Ok(())
+    Ok(true)
 }
 
 /// Removes a payload for good. False if there is no such message.
@@ -132,8 +134,8 @@ fn all_before(now: Timestamp, retention: Retention) -> Timestamp {
 async fn expire_payloads(turn: &Turn, now: Timestamp) -> Result<bool> {
     let expired = rows(
         turn.db(),
-        "DELETE FROM payload_expiry WHERE (at, message) IN
-             (SELECT at, message FROM payload_expiry WHERE at <= $1 ORDER BY at, message LIMIT $2)
+        "DELETE FROM payload_expiry WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM payload_expiry WHERE at <= $1 ORDER BY at, message LIMIT $2))
          RETURNING message",
         &[&now.as_millis(), &SLICE],
     )
@@ -145,32 +147,35 @@ async fn expire_payloads(turn: &Turn, now: Timestamp) -> Result<bool> {
 
 async fn forget_payloads(turn: &Turn, messages: &[i64]) -> Result<()> {
     if !messages.is_empty() {
-        let sql = "UPDATE message SET payload = NULL WHERE key = ANY($1) AND payload IS NOT NULL";
-        execute(turn.db(), sql, &[&messages]).await?;
+        let (first, last) = ends(messages);
+        let sql = "UPDATE message SET payload = NULL
+            WHERE key = ANY($1) AND key BETWEEN $2 AND $3 AND payload IS NOT NULL";
+        execute(turn.db(), sql, &[&messages, &first, &last]).await?;
     }
     Ok(())
 }
 
 async fn forget_answers(turn: &Turn, before: Timestamp) -> Result<bool> {
-    let sql = "DELETE FROM answer WHERE key IN (SELECT key FROM answer WHERE at < $1 ORDER BY at LIMIT $2)";
+    let sql = "DELETE FROM answer WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM answer WHERE at < $1 ORDER BY at LIMIT $2))";
     Ok(execute(turn.db(), sql, &[&before.as_millis(), &SLICE]).await? as i64 == SLICE)
 }
 
 async fn forget_repeats(turn: &Turn, before: Timestamp) -> Result<bool> {
-    let sql = "DELETE FROM idempotency WHERE key IN
-        (SELECT key FROM idempotency WHERE message < $1 ORDER BY message LIMIT $2)";
+    let sql = "DELETE FROM idempotency WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM idempotency WHERE message < $1 ORDER BY message LIMIT $2))";
     Ok(execute(turn.db(), sql, &[&first_key_at(before), &SLICE]).await? as i64 == SLICE)
 }
 
 async fn retire_dead_letters(turn: &Turn, before: Timestamp) -> Result<bool> {
-    let sql = "UPDATE dead SET open = 2 WHERE (endpoint, message) IN
-        (SELECT endpoint, message FROM dead WHERE open = 1 AND at < $1 ORDER BY at LIMIT $2)";
+    let sql = "UPDATE dead SET open = 2 WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM dead WHERE open = 1 AND at < $1 ORDER BY at LIMIT $2))";
     Ok(execute(turn.db(), sql, &[&before.as_millis(), &SLICE]).await? as i64 == SLICE)
 }
 
 async fn forget_jobs(turn: &Turn, before: Timestamp) -> Result<bool> {
-    let sql = "DELETE FROM job WHERE key IN
-        (SELECT key FROM job WHERE key < $1 AND status <> 0 AND updated_at < $2 ORDER BY key LIMIT $3)";
+    let sql = "DELETE FROM job WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM job WHERE key < $1 AND status <> 0 AND updated_at < $2 ORDER BY key LIMIT $3))";
     Ok(execute(turn.db(), sql, &[&first_key_at(before), &before.as_millis(), &SLICE]).await? as i64 == SLICE)
 }
 
@@ -262,12 +267,20 @@ impl Forgetting {
             }
             Left::Attempts => {
                 let end = first_key_at(self.before);
+                let (first, last) = ends(messages);
                 // Class, rule and status stay: how the delivery stands rests on them.
                 let sql = "UPDATE attempt SET response = NULL, url = ''
-                    WHERE message = ANY($1) AND key < $2 AND (response IS NOT NULL OR url <> '')";
-                execute(turn.db(), sql, &[&messages, &end]).await?;
-                let sql = "SELECT DISTINCT message FROM attempt WHERE message = ANY($1) AND key >= $2";
-                kept.extend(rows(turn.db(), sql, &[&messages, &end]).await?.iter().map(|row| row.get::<_, i64>(0)));
+                    WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND key < $4
+                        AND (response IS NOT NULL OR url <> '')";
+                execute(turn.db(), sql, &[&messages, &first, &last, &end]).await?;
+                let sql = "SELECT DISTINCT message FROM attempt
+                    WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND key >= $4";
+                kept.extend(
+                    rows(turn.db(), sql, &[&messages, &first, &last, &end])
+                        .await?
+                        .iter()
+                        .map(|row| row.get::<_, i64>(0)),
+                );
             }
         }
         Ok(kept)
@@ -275,15 +288,16 @@ impl Forgetting {
 
     /// Those of which a delivery is still to be sent.
     async fn awaited(&self, db: &Db, messages: &[i64]) -> Result<BTreeSet<i64>> {
+        let (first, last) = ends(messages);
         let found = rows(
             db,
-            "SELECT key FROM message WHERE key = ANY($1)
-                 AND (key >= $2
+            "SELECT key FROM message WHERE key = ANY($1) AND key BETWEEN $2 AND $3
+                 AND (key >= $4
                       OR (SELECT true FROM unnest(owed) AS lane (endpoint)
                           CROSS JOIN LATERAL (SELECT 1 FROM waiting WHERE waiting.endpoint = lane.endpoint
                                                   AND waiting.message = message.key LIMIT 1) AS awaited
                           LIMIT 1))",
-            &[&messages, &self.settled_before],
+            &[&messages, &first, &last, &self.settled_before],
         )
         .await?;
         Ok(found.iter().map(|row| row.get(0)).collect())
@@ -332,12 +346,12 @@ async fn forget_what_belonged_to_dropped(turn: &Turn) -> Result<bool> {
     let Some([first_key, end_key, lane]) = noted(db, DROPPED_PIECE).await? else { return Ok(false) };
     let mut more = false;
     for sql in [
-        "DELETE FROM event_id WHERE (app, event_id) IN
-             (SELECT app, event_id FROM event_id WHERE message >= $1 AND message < $2 LIMIT $3)",
-        "DELETE FROM idempotency WHERE key IN
-             (SELECT key FROM idempotency WHERE message >= $1 AND message < $2 LIMIT $3)",
-        "DELETE FROM left_behind WHERE (what, message) IN
-             (SELECT what, message FROM left_behind WHERE what IN (0, 1) AND message >= $1 AND message < $2 LIMIT $3)",
+        "DELETE FROM event_id WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM event_id WHERE message >= $1 AND message < $2 ORDER BY message LIMIT $3))",
+        "DELETE FROM idempotency WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM idempotency WHERE message >= $1 AND message < $2 ORDER BY message LIMIT $3))",
+        "DELETE FROM left_behind WHERE ctid = ANY (ARRAY(
+             SELECT ctid FROM left_behind WHERE what IN (0, 1) AND message >= $1 AND message < $2 LIMIT $3))",
     ] {
         more |= execute(db, sql, &[&first_key, &end_key, &SLICE]).await? as i64 == SLICE;
     }
@@ -357,11 +371,12 @@ async fn forget_dead_letters(turn: &Turn, from: i64, (first_key, end_key): (i64,
     let Some(last) = lanes.last() else { return Ok(None) };
     let forgotten = execute(
         turn.db(),
-        "DELETE FROM dead WHERE (endpoint, message) IN
-             (SELECT old.endpoint, old.message FROM unnest($1::bigint[]) AS lane (endpoint)
-              CROSS JOIN LATERAL (SELECT endpoint, message FROM dead AS letter WHERE letter.endpoint = lane.endpoint
-                                      AND letter.message >= $2 AND letter.message < $3 LIMIT $4) AS old
-              LIMIT $4)",
+        "DELETE FROM dead WHERE ctid = ANY (ARRAY(
+             SELECT old.ctid FROM unnest($1::bigint[]) AS lane (endpoint)
+             CROSS JOIN LATERAL (SELECT ctid FROM dead AS letter WHERE letter.endpoint = lane.endpoint
+                                     AND letter.message >= $2 AND letter.message < $3
+                                 ORDER BY letter.message LIMIT $4) AS old
+             LIMIT $4))",
         &[&lanes, &first_key, &end_key, &SLICE],
     )
     .await?;

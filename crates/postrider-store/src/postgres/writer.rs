@@ -365,7 +365,12 @@ impl State {
         }
     }
 
-    fn conclude(&mut self, hot: Hot, written: Written) {
+    fn conclude(&mut self, hot: Hot, mut written: Written) {
+        if !self.is_member {
+            // It was declared dead meanwhile: what it would hold has been given rows, and is for others to hear of.
+            written.handed.clear();
+            written.events.clear();
+        }
         self.noted_through = written.through;
         self.shared.note_outstanding(written.handed, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));

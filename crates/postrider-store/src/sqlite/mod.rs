@@ -72,6 +72,8 @@ pub enum OpenError {
     Folder { folder: PathBuf, source: std::io::Error },
     #[error("the data folder {} is in use by {holder}; only one Postrider may run on it", folder.display())]
     Locked { folder: PathBuf, holder: String },
+    #[error("the data folder {} has no database yet; it is made when the server first starts there", folder.display())]
+    Empty { folder: PathBuf },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
     #[error("the database cannot be opened")]
@@ -104,6 +106,9 @@ impl Default for SqliteOptions {
 }
 
 impl SqliteStore {
+    /// The database in its folder.
+    pub const FILE: &str = "postrider.db";
+
     /// Opens the store in `folder`, which is made if it is missing, and brings what a crash left behind in order.
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, OpenError> {
         Self::open_with(folder, now, SqliteOptions::default())
@@ -112,14 +117,8 @@ impl SqliteStore {
     pub fn open_with(folder: &Path, now: Timestamp, options: SqliteOptions) -> Result<Self, OpenError> {
         std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })?;
         let lock = FolderLock::take(folder)?;
-        let file = folder.join("postrider.db");
-        let mut connection = connect(&file, OpenFlags::default(), WRITER_CACHE_KIB)?;
-        let found = schema::version(&connection)?;
-        if found > schema::VERSION {
-            return Err(OpenError::TooNew { found, known: schema::VERSION });
-        }
-        schema::migrate(&mut connection)?;
-
+        let file = folder.join(SqliteStore::FILE);
+        let (mut connection, _) = connect_up_to_date(&file)?;
         let pieces = read_pieces(&mut connection)?;
         let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
         let recovered = recover::recover(&mut connection, &pieces, now)?;
@@ -144,6 +143,26 @@ impl SqliteStore {
             _lock: lock,
         })
     }
+}
+
+/// Brings the tables of a folder up to date in which no server runs.
+pub fn migrate(folder: &Path) -> Result<Migrated, OpenError> {
+    let file = folder.join(SqliteStore::FILE);
+    if !file.exists() {
+        return Err(OpenError::Empty { folder: folder.to_owned() });
+    }
+    let _lock = FolderLock::take(folder)?;
+    connect_up_to_date(&file).map(|(_, migrated)| migrated)
+}
+
+fn connect_up_to_date(file: &Path) -> Result<(Connection, Migrated), OpenError> {
+    let mut connection = connect(file, OpenFlags::default(), WRITER_CACHE_KIB)?;
+    let found = schema::version(&connection)?;
+    if found > schema::VERSION {
+        return Err(OpenError::TooNew { found, known: schema::VERSION });
+    }
+    schema::migrate(&mut connection)?;
+    Ok((connection, Migrated { from: found, to: schema::VERSION }))
 }
 
 const WRITER_CACHE_KIB: i64 = 16 * 1024;

@@ -9,6 +9,7 @@ mod demo;
 mod endpoints;
 mod flags;
 mod messages;
+mod migrate;
 mod outbox;
 mod print;
 mod receive;
@@ -45,6 +46,8 @@ enum Command {
     Demo(demo::Args),
     /// Print an API token for this deployment
     Token(token::Args),
+    /// Bring the tables of a database up to date
+    Migrate(migrate::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -82,6 +85,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Demo(args) => on_runtime(demo::run(args)),
         Command::Token(args) => token::run(&args),
+        Command::Migrate(args) => on_runtime(migrate::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),

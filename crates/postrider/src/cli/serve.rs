@@ -14,6 +14,9 @@ pub struct Args {
     /// The address and port to serve the API on [default: 127.0.0.1:8071]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+    /// By what name this node is shown to the others [default: the host's]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
     /// The address by which others reach this server
     #[arg(long, value_name = "URL")]
     public_url: Option<String>,
@@ -55,11 +58,15 @@ pub struct PlaceFlags {
     /// The folder with the database and the keys [default: ./postrider-data]
     #[arg(long, value_name = "FOLDER")]
     data: Option<String>,
+    /// A PostgreSQL database in place of the one in the folder; better given as POSTRIDER_DATABASE_URL
+    #[arg(long, value_name = "URL")]
+    database_url: Option<String>,
 }
 
 impl PlaceFlags {
     pub fn settings(&self, mut flags: Vec<(&'static str, String)>) -> Result<Settings, SettingsError> {
-        flags.extend(self.data.iter().map(|data| ("data", data.clone())));
+        let place = [("data", &self.data), ("database_url", &self.database_url)];
+        flags.extend(place.into_iter().filter_map(|(key, value)| Some((key, value.clone()?))));
         let mut sources = Sources::default().with_variables(std::env::vars_os())?.with_flags(flags);
         if let Some(path) = self.config.clone().or_else(default_file) {
             sources = sources.with_file(&path)?;
@@ -78,6 +85,7 @@ impl Args {
     fn settings(&self) -> Result<Settings, SettingsError> {
         let single = [
             ("listen", &self.listen),
+            ("node_name", &self.node_name),
             ("public_url", &self.public_url),
             ("https_only", &self.https_only),
             ("retention_payloads", &self.retention_payloads),

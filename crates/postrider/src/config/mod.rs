@@ -21,6 +21,7 @@ use ipnet::IpNet;
 use keys::KEYS;
 use outboxes::OutboxesSetting;
 use postrider_engine::policy;
+use postrider_store::postgres::{BadUrl, DatabaseUrl};
 use serde::{Deserialize, Deserializer, de};
 use std::{
     fmt,
@@ -36,6 +37,10 @@ use values::Size;
 pub struct Settings {
     pub listen: SocketAddr,
     pub data: PathBuf,
+    /// PostgreSQL; `None`: the database in the data folder.
+    pub database_url: Option<DatabaseUrl>,
+    pub database_ca_file: Option<PathBuf>,
+    pub node_name: String,
     /// The address by which others reach this server; `None`: the one it listens on.
     pub public_url: Option<Url>,
     /// Ranges that deliveries may go to although they are private or otherwise special.
@@ -137,11 +142,8 @@ impl Settings {
             place: sources.place(key, figment.find_metadata(key)),
             reason,
         })?;
-        if figment.contains("jwt_secret") {
-            sources.refuse_open_file("jwt_secret", figment.find_metadata("jwt_secret"))?;
-        }
-        if settings.outboxes.iter().any(|outbox| outbox.url.has_password()) {
-            sources.refuse_open_file("outboxes", figment.find_metadata("outboxes"))?;
+        for key in KEYS.iter().filter(|key| key.secret && figment.contains(key.name)) {
+            sources.refuse_open_file(key.name, figment.find_metadata(key.name))?;
         }
         Ok(settings)
     }
@@ -202,6 +204,9 @@ fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
 struct Raw {
     listen: SocketAddr,
     data: PathBuf,
+    database_url: Option<Hidden>,
+    database_ca_file: Option<PathBuf>,
+    node_name: Option<String>,
     public_url: Option<Url>,
     allow_subnets: Vec<IpNet>,
     https_only: bool,
@@ -253,6 +258,12 @@ type Refusal = (&'static str, String);
 
 impl Raw {
     fn check(mut self) -> Result<Settings, Refusal> {
+        let database_url = self.database_url.as_ref().map(|url| read_database_url(url.reveal()));
+        let database_url = database_url.transpose().map_err(|reason| ("database_url", reason))?;
+        let node_name = self.node_name.clone().unwrap_or_else(host_name);
+        if !(1..=NODE_NAME_MAX).contains(&node_name.chars().count()) || node_name.contains(char::is_control) {
+            return Err(("node_name", format!("must be one line of up to {NODE_NAME_MAX} characters")));
+        }
         if let Some(url) = &self.public_url {
             check_public_url(url).map_err(|reason| ("public_url", reason))?;
         }
@@ -286,6 +297,9 @@ impl Raw {
             tokens: self.tokens()?,
             listen: self.listen,
             data: self.data,
+            database_url,
+            database_ca_file: self.database_ca_file,
+            node_name,
             public_url: self.public_url,
             allow_subnets: self.allow_subnets,
             https_only: self.https_only,
@@ -337,6 +351,26 @@ impl Raw {
     }
 }
 
+/// The reasons quote what stands behind the password, so that it must be clear where that is.
+fn read_database_url(text: &str) -> Result<DatabaseUrl, String> {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    if let Some((before, after)) = rest.split_once('@')
+        && (before.contains(['/', '?', '#']) || after.contains('@'))
+    {
+        return Err("in the user's name and the password write @ as %40, / as %2F, ? as %3F and # as %23".to_owned());
+    }
+    text.parse().map_err(|error: BadUrl| error.to_string())
+}
+
+fn host_name() -> String {
+    let found = ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|path| {
+        let text = std::fs::read_to_string(path).ok()?;
+        let name: String = text.trim().chars().take(NODE_NAME_MAX).collect();
+        (!name.is_empty() && !name.contains(char::is_control)).then_some(name)
+    });
+    found.unwrap_or_else(|| "node".to_owned())
+}
+
 fn check_public_url(url: &Url) -> Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("must begin with http:// or https://".to_owned());
@@ -353,6 +387,8 @@ pub fn default_file() -> Option<PathBuf> {
     path.exists().then(|| path.to_path_buf())
 }
 
+/// With a word before it, this fits into what PostgreSQL shows of a connection.
+const NODE_NAME_MAX: usize = 40;
 pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

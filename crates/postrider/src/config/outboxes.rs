@@ -1,6 +1,6 @@
 //! Which producers' databases events are taken over from.
 
-use super::{Hidden, Refusal};
+use super::{Hidden, Refusal, read_database_url};
 use crate::ids::is_name;
 use postrider_store::{outbox::SchemaName, postgres::DatabaseUrl};
 use serde::{Deserialize, Deserializer, de};
@@ -81,7 +81,7 @@ impl OutboxSetting {
             Self::Url(url) => OutboxTable { url, name: None, schema: None, ca_file: None },
             Self::Table(table) => table,
         };
-        let url: DatabaseUrl = url.reveal().parse().map_err(|error| format!("{error}"))?;
+        let url = read_database_url(url.reveal())?;
         let schema = match schema {
             None => SchemaName::default(),
             Some(name) => name.parse().map_err(|error| format!("`schema`: {error}"))?,

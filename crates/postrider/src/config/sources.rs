@@ -365,6 +365,11 @@ mod tests {
             ("connections_max = 0", "must be at least 1"),
             ("allow_subnets = [\"10.0.0.0/8\", \"ten\"]", "setting `allow_subnets` (postrider.toml, line 1)"),
             ("allow_subnets = \"10.0.0.0/8\"", "setting `allow_subnets`"),
+            ("database_url = \"mysql://x\"", "setting `database_url` (postrider.toml, line 1): not the address of"),
+            ("database_url = \"postgres://h/d?sslmod=require\"", "unknown option `sslmod`"),
+            ("database_url = \"postgres:///d\"", "it names no host"),
+            ("node_name = \"\"", "must be one line of up to 40 characters"),
+            ("node_name = \"a\\nb\"", "must be one line of up to 40 characters"),
             ("public_url = \"ftp://x\"", "must begin with http"),
             ("public_url = \"http://a:b@x/\"", "without user"),
             ("log_format = \"xml\"", "setting `log_format`"),
@@ -432,6 +437,47 @@ mod tests {
     }
 
     #[test]
+    fn a_database_is_shown_without_its_password() {
+        for (variables, shown) in [
+            (&[][..], "None"),
+            (&[("POSTRIDER_DATABASE_URL", "postgres://u:p%40ss@db:5433/hooks")], "Some(DatabaseUrl(hooks on db:5433))"),
+            (&[("POSTRIDER_DATABASE_URL", "postgresql://u:p@db/")], "Some(DatabaseUrl("),
+        ] {
+            let settings = load("", variables, &[]).expect("valid");
+            let told = format!("{settings:?}");
+            assert!(told.contains(&format!("database_url: {shown}")), "{told}");
+            assert!(!told.contains("p@ss") && !told.contains("p%40ss"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_called_like_its_machine_unless_it_has_a_name() {
+        assert!(!load("", &[], &[]).expect("valid").node_name.is_empty());
+        assert_eq!(load("", &[], &[("node_name", "left")]).expect("valid").node_name, "left");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_with_a_secret_that_everyone_may_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("postrider.toml");
+        for (text, secret) in [
+            ("database_url = \"postgres://u:p@h/d\"", true),
+            ("jwt_secret = \"01234567890123456789012345678901\"", true),
+            ("log = \"info\"", false),
+        ] {
+            fs::write(&path, text).expect("written");
+            for (mode, open) in [(0o644, true), (0o640, false)] {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("changed");
+                let loaded = Settings::load(&Sources::default().with_file(&path).expect("read"));
+                let refused = matches!(loaded, Err(SettingsError::TooOpen { .. }));
+                assert_eq!(refused, secret && open, "{text} {mode:o}");
+            }
+        }
+    }
+
+    #[test]
     fn no_error_shows_a_secret() {
         let canary = "7306092581937";
         for file in [
@@ -443,6 +489,17 @@ mod tests {
             format!("jwt_secret = \"{canary}\""),
             format!("jwt_secret = \"{canary}"),
             format!("jwt_secret = [\"{canary}\"]"),
+            format!("database_url = {canary}"),
+            format!("database_url = [\"{canary}\"]"),
+            format!("database_url = \"{canary}\""),
+            format!("database_url = \"postgres://u:{canary}/d\""),
+            format!("database_url = \"postgres://u:a@{canary}@h/d\""),
+            format!("database_url = \"postgres://u:a?{canary}=x@h/d\""),
+            format!("database_url = \"postgres://u:a@b?{canary}=x@h/d\""),
+            format!("database_url = \"postgres://u:a#{canary}@h/d\""),
+            format!("database_url = \"postgres://u:{canary}@h:port/d\""),
+            format!("database_url = \"postgres://h/d?password={canary}&sslmod=x\""),
+            format!("database_url = \"postgres://u:%ff{canary}@h/d?x\""),
         ] {
             let error = Settings::load(&sources(&file, &[], &[])).expect_err(&file);
             let told = format!("{error} {error:?}");

@@ -62,4 +62,7 @@ impl Harness for Postgres {
     }
 }
 
+mod nodes;
+mod proxy;
+
 crate::conformance!(Postgres);
