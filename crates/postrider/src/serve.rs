@@ -35,6 +35,9 @@ use tokio::{
 /// How often samples are taken into the histograms, and the store is asked how much waits.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
 
+/// How often the store's clock is looked at.
+const CLOCK_EVERY: Duration = Duration::from_secs(10);
+
 /// A running server.
 pub struct Server {
     address: SocketAddr,
@@ -45,6 +48,8 @@ pub struct Server {
     serving: JoinHandle<()>,
     dispatching: JoinHandle<()>,
     relaying: JoinSet<()>,
+    /// What ends with the server, wherever it is.
+    beside: JoinSet<()>,
 }
 
 /// Runs a server until a signal ends it.
@@ -77,6 +82,11 @@ impl Server {
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
+        let mut beside = JoinSet::new();
+        let mut follower = clock::Follower::default();
+        if follower.follow(&*store).await? {
+            beside.spawn(keep_time(follower, Arc::clone(&store)));
+        }
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
@@ -101,13 +111,13 @@ impl Server {
             dead_letters: settings.retention_dead_letters,
             idempotency: IDEMPOTENCY_MEMORY,
         };
-        tokio::spawn({
+        beside.spawn({
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
             async move { tasks.run(store, directory, retention).await }
         });
-        tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 
-        let ingest = Arc::new(Ingest::new(Arc::clone(&store)));
+        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory)));
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -127,8 +137,8 @@ impl Server {
             ids,
             vault,
             tokens: Arc::clone(&tokens),
-            directory,
             ingest,
+            directory,
             tasks,
             guard,
             clock: clock::now,
@@ -144,7 +154,17 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
-        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching, relaying })
+        Ok(Self {
+            address,
+            tokens,
+            store,
+            grace: settings.shutdown_grace,
+            stop,
+            serving,
+            dispatching,
+            relaying,
+            beside,
+        })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -173,6 +193,7 @@ impl Server {
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
+        drop(self.beside);
         self.store.close().await;
     }
 }
@@ -204,6 +225,17 @@ async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
         }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
+    }
+}
+
+async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
+    loop {
+        tokio::time::sleep(CLOCK_EVERY).await;
+        match follower.follow(&*store).await {
+            Ok(_) => {}
+            Err(StoreError::Closed) => return,
+            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
+        }
     }
 }
 

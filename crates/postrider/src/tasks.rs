@@ -18,6 +18,9 @@ const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
 
+/// How often it is looked whether the work has come to this process, while another one does it.
+const LEAD_EVERY: Duration = Duration::from_secs(1);
+
 /// While there is nothing to do but wait for the lanes: longer and longer.
 const PAUSE_MIN: Duration = Duration::from_millis(25);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -33,10 +36,14 @@ impl Tasks {
         self.work.notify_one();
     }
 
-    /// Runs until the store is closed.
+    /// Runs until the store is closed. Of several nodes one does the work, and the others wait.
     pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
         let mut expired_at = Timestamp::default();
         loop {
+            if !store.leads() {
+                let _ = tokio::time::timeout(LEAD_EVERY, self.work.notified()).await;
+                continue;
+            }
             match work_off(&*store, &directory, retention, &mut expired_at).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
@@ -55,7 +62,7 @@ async fn work_off(
 ) -> Result<(), StoreError> {
     // In turns, a step each, so that nothing short waits for something long.
     let mut pause = PAUSE_MIN;
-    loop {
+    while store.leads() {
         if clock::now().since(*expired_at) >= EXPIRE_EVERY {
             *expired_at = clock::now();
             expire_parked(store, directory).await?;
@@ -85,9 +92,10 @@ async fn work_off(
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
-            (false, true) => return Ok(()),
+            (false, true) => break,
         }
     }
+    Ok(())
 }
 
 /// Does a step of a task. False if it had to wait.

@@ -49,14 +49,11 @@ impl Bench {
         let vault = Arc::new(Vault::new(keyring.encryption()));
         let guard = Arc::new(AddressGuard::new(Vec::new()));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::default()));
         let api = Arc::new(Api {
-            directory: Arc::new(Directory::new(
-                Arc::clone(&store),
-                Arc::clone(&vault),
-                Arc::clone(&guard),
-                Arc::default(),
-            )),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            directory,
             store,
             ids,
             vault,

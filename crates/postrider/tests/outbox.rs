@@ -3,12 +3,14 @@
 mod support;
 
 use http::Method;
+use postrider::keyring::Keyring;
 use postrider_testbed::{Client as Session, Cluster, Mode, connect};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     process::{Command, Output, Stdio},
     time::Duration,
 };
@@ -91,6 +93,47 @@ fn messages(arrivals: &[Arrival]) -> BTreeMap<usize, String> {
     let ids: BTreeSet<&String> = by_row.values().collect();
     assert_eq!(ids.len(), by_row.len(), "two rows became one message");
     by_row
+}
+
+/// Writes rows in transactions of all sizes, most of them with one of seven keys.
+async fn write(url: String, rows: usize, seed: u64) {
+    let session = connect(&url).await;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut n = 0;
+    while n < rows {
+        let mut sql = "BEGIN;".to_owned();
+        for _ in 0..rng.random_range(1..40).min(rows - n) {
+            n += 1;
+            let key = if is_keyed(n) { format!(", ordering_key => 'k{}'", n % KEYS) } else { String::new() };
+            sql += &format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}'{key});");
+        }
+        session.batch_execute(&(sql + "COMMIT")).await.expect("a transaction");
+    }
+}
+
+fn is_keyed(n: usize) -> bool {
+    !n.is_multiple_of(4)
+}
+
+const KEYS: usize = 7;
+
+/// Of each key, each row came for the first time after all those before it.
+fn check_order(arrivals: &[Arrival]) {
+    let mut last: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for n in arrivals.iter().map(n).filter(|n| is_keyed(*n) && seen.insert(*n)) {
+        let before = last.insert(n % KEYS, n).unwrap_or(0);
+        assert!(before < n, "{n} came after {before}");
+    }
+}
+
+/// Waits until every row has arrived.
+async fn all_arrived(world: &World, rows: usize) -> Vec<Arrival> {
+    eventually("a message for each row", async || {
+        let arrivals = world.receiver.arrivals_at("/hooks");
+        (arrivals.iter().map(n).collect::<BTreeSet<_>>().len() == rows).then_some(arrivals)
+    })
+    .await
 }
 
 #[tokio::test]
@@ -191,25 +234,7 @@ async fn a_server_that_is_killed_again_and_again_makes_one_message_of_each_row()
     let seed = postrider::clock::now().as_millis().unsigned_abs();
     println!("seed {seed}");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let writing = tokio::spawn({
-        let (url, mut rng) = (producer.url.clone(), ChaCha8Rng::seed_from_u64(seed + 1));
-        async move {
-            let session = connect(&url).await;
-            let mut n = 0;
-            while n < ROWS {
-                let mut sql = "BEGIN;".to_owned();
-                for _ in 0..rng.random_range(1..40).min(ROWS - n) {
-                    n += 1;
-                    let key = match n % 4 {
-                        0 => String::new(),
-                        _ => format!(", ordering_key => 'k{}'", n % 7),
-                    };
-                    sql += &format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}'{key});");
-                }
-                session.batch_execute(&(sql + "COMMIT")).await.expect("a transaction");
-            }
-        }
-    });
+    let writing = tokio::spawn(write(producer.url.clone(), ROWS, seed + 1));
     for turn in 0..8 {
         // Until something has moved, so that each life does a part of the work, and then a little more.
         let before = world.receiver.count();
@@ -228,20 +253,11 @@ async fn a_server_that_is_killed_again_and_again_makes_one_message_of_each_row()
     }
     writing.await.expect("all is written");
     producer.wait_until_empty().await;
-    let arrivals = eventually("a message for each row", async || {
-        let arrivals = world.receiver.arrivals_at("/hooks");
-        (arrivals.iter().map(n).collect::<BTreeSet<_>>().len() == ROWS).then_some(arrivals)
-    })
-    .await;
+    let arrivals = all_arrived(&world, ROWS).await;
     assert_eq!(messages(&arrivals).len(), ROWS);
     let stored = world.list("msg").await;
     assert_eq!(stored.len(), ROWS, "and none that did not arrive");
-    let mut last: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut seen = BTreeSet::new();
-    for arrival in arrivals.iter().filter(|arrival| !n(arrival).is_multiple_of(4) && seen.insert(n(arrival))) {
-        let before = last.insert(n(arrival) % 7, n(arrival)).unwrap_or(0);
-        assert!(before < n(arrival), "{} came after {before}", n(arrival));
-    }
+    check_order(&arrivals);
     assert_eq!(producer.counts().await, (0, 0));
 }
 
@@ -284,6 +300,42 @@ async fn of_two_servers_one_relays_and_the_other_takes_over() {
     .await;
     messages(&all);
     assert!(all.iter().any(|arrival| arrival.path == "/second"), "the second one took over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_of_which_one_is_killed_again_and_again_make_one_message_of_each_row() {
+    const ROWS: usize = 1_000;
+    let producer = Producer::new().await;
+    let database = Cluster::shared().fresh_database().await;
+    let flags = ["--database-url", &database, "--outbox", &producer.url];
+    let mut world = World::start_with(&flags).await;
+    world.endpoint("/hooks", json!({})).await;
+    let mut other = Server::not_started(&flags);
+    fs::create_dir(other.data()).expect("made");
+    fs::copy(world.server.data().join(Keyring::FILE), other.data().join(Keyring::FILE)).expect("copied");
+    other.start_again();
+    let writing = tokio::spawn(write(producer.url.clone(), ROWS, 7));
+    for turn in 0..6 {
+        let before = world.receiver.count();
+        eventually("progress", async || {
+            let moved = world.receiver.count() > before || producer.counts().await.0 == 0;
+            moved.then_some(())
+        })
+        .await;
+        if turn % 2 == 0 {
+            world.kill_and_start_again();
+        } else {
+            other.kill();
+            other.start_again();
+        }
+    }
+    writing.await.expect("all is written");
+    producer.wait_until_empty().await;
+    let arrivals = all_arrived(&world, ROWS).await;
+    assert_eq!(messages(&arrivals).len(), ROWS);
+    assert_eq!(world.list("msg").await.len(), ROWS, "and none that did not arrive");
+    check_order(&arrivals);
+    assert_eq!(producer.counts().await, (0, 0));
 }
 
 #[tokio::test]

@@ -97,3 +97,64 @@ fn health_from(row: &Row) -> Health {
         warned: row.get("warned"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{postgres::load, postgres::load::tests::connect, shards::Shard};
+    use postrider_engine::AppKey;
+
+    fn failing(failures: u32) -> Health {
+        Health { breaker: Breaker::Closed { failures }, ..Health::default() }
+    }
+
+    #[tokio::test]
+    async fn of_many_healths_of_an_endpoint_the_last_one_counts() {
+        let db = connect().await;
+        let [one, other, deleted] = [1, 2, 3].map(EndpointKey::new);
+        db.batch_execute(&format!("{ENDPOINTS}; UPDATE endpoint SET deleted_at = 0 WHERE key = 3")).await.unwrap();
+        for (put, expected) in [
+            (vec![(one, failing(1)), (other, failing(2)), (deleted, failing(3))], vec![(one, 1), (other, 2)]),
+            (vec![(one, failing(4)), (one, failing(5)), (other, Health::default())], vec![(one, 5)]),
+            (
+                vec![(one, Health::default()), (other, Health::default()), (other, failing(u32::MAX))],
+                vec![(other, u32::MAX)],
+            ),
+            (vec![], vec![(other, u32::MAX)]),
+        ] {
+            put_many(&db, &put).await.unwrap();
+            let expected: Vec<_> =
+                expected.into_iter().map(|(endpoint, failures)| (endpoint, failing(failures))).collect();
+            assert_eq!(all(&db, Shards::ALL).await.unwrap(), expected, "after {put:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_lanes_of_the_shards_that_were_asked_for_are_told() {
+        let db = connect().await;
+        db.batch_execute(ENDPOINTS).await.unwrap();
+        let waiting = "INSERT INTO waiting (endpoint, message, trigger_code, due, cycle, attempts, place)
+            SELECT key, message, 0, 100 * key + message, 0, 0, message % 3 FROM endpoint, generate_series(0, 5) AS message";
+        db.batch_execute(waiting).await.unwrap();
+        let endpoints = [1, 2, 3].map(EndpointKey::new);
+        put_many(&db, &endpoints.map(|endpoint| (endpoint, failing(1)))).await.unwrap();
+        let [even, odd] = [0, 1].map(|app| [Shard::of(AppKey::new(APP + app))].into_iter().collect::<Shards>());
+        for (shards, expected) in
+            [(Shards::ALL, vec![1, 2, 3]), (even, vec![2]), (odd, vec![1, 3]), (Shards::NONE, vec![])]
+        {
+            let healths: Vec<i64> =
+                all(&db, shards).await.unwrap().iter().map(|(endpoint, _)| endpoint.raw()).collect();
+            assert_eq!(healths, expected, "{shards:?}");
+            let lanes = load::lanes(&db, shards).await.unwrap();
+            let lanes: Vec<_> = lanes.iter().map(|lane| (lane.endpoint.raw(), lane.next_due.as_millis())).collect();
+            assert_eq!(lanes, expected.iter().map(|key| (*key, 100 * key)).collect::<Vec<_>>(), "{shards:?}");
+        }
+    }
+
+    const APP: i64 = 1_800_000_000_000 << 21;
+
+    /// Three, of two applications in different shards.
+    const ENDPOINTS: &str = "
+        INSERT INTO endpoint (key, app, version, url, description, metadata, sealed, created_at, updated_at)
+        SELECT key, (1800000000000 << 21) + key % 2, 1, '', '', '{}', '', 0, 0 FROM generate_series(1, 3) AS key";
+}

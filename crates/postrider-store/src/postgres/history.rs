@@ -416,3 +416,35 @@ const COUNT_AGAIN: &str = "
 const COUNT_DEAD: &str = "
     SELECT count(*) FILTER (WHERE reason <> $4), count(*) FILTER (WHERE reason = $4)
     FROM dead WHERE endpoint = $1 AND message >= $2 AND message < $3 AND open <> 0";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{
+        load::tests::{connect, plans, seem_grown},
+        pieces,
+    };
+
+    /// Also when PostgreSQL has not counted them yet: the attempts of an endpoint are not gone through for one message.
+    #[tokio::test]
+    async fn how_a_delivery_stands_is_looked_up_by_its_message() {
+        let db = connect().await;
+        let key = first_key_at(Timestamp::from_millis(1_800_000_000_000));
+        pieces::ensure(&db, key, Duration::from_hours(24)).await.unwrap();
+        let some = format!(
+            "INSERT INTO attempt (message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration, url)
+             SELECT {key} + number, {key} + number, 1, 0, 0, 0, 0, 1, 0, 0, '' FROM generate_series(1, 1000) AS number"
+        );
+        db.batch_execute(&some).await.unwrap();
+        seem_grown(&db, "attempt_1").await;
+        for (sql, arguments) in [
+            (ARRIVED, format!("'{{{key}}}', '{{1}}', 0::smallint, {key}, {key}")),
+            (COUNT_AGAIN, format!("1, {key}, {key} + 1, 0::smallint, 0::smallint")),
+        ] {
+            for plan in plans(&db, sql, &arguments).await {
+                assert!(plan.contains("attempt_1_pkey"), "{sql}: {plan}");
+                assert!(!plan.contains("endpoint_key_idx") && !plan.contains("Seq Scan on attempt"), "{sql}: {plan}");
+            }
+        }
+    }
+}

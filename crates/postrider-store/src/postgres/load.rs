@@ -359,3 +359,70 @@ const LANES: &str = "
     ) AS found
     WHERE (endpoint.app % 65521) % 256 = ANY ($1::bigint[])
     GROUP BY lane.endpoint ORDER BY lane.endpoint";
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::postgres::{DatabaseUrl, PostgresOptions, connect::migrate, execute};
+    use deadpool_postgres::Client;
+    use postrider_testbed::Cluster;
+    use tokio_postgres::SimpleQueryMessage;
+
+    /// A connection as the store makes them.
+    pub async fn connect() -> Client {
+        let url: DatabaseUrl = Cluster::shared().fresh_database().await.parse().unwrap();
+        migrate(&url, &PostgresOptions::default()).await.unwrap();
+        url.pool(&PostgresOptions::default(), 1).unwrap().get().await.unwrap()
+    }
+
+    /// Makes the planner believe that a table has a million rows, about which it knows nothing else.
+    pub async fn seem_grown(db: &Db, table: &str) {
+        let sql = "UPDATE pg_class SET reltuples = 1000000, relpages = pg_relation_size(oid) / 8192 WHERE relname = $1";
+        assert_eq!(execute(db, sql, &[&table]).await.unwrap(), 1);
+        db.batch_execute(&format!("ALTER TABLE {table} SET (autovacuum_enabled = false)")).await.unwrap();
+    }
+
+    /// How a statement is carried out: with these arguments known, and without.
+    pub async fn plans(db: &Db, sql: &str, arguments: &str) -> Vec<String> {
+        let mut plans = Vec::new();
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            let prepare = format!("SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE asked AS {sql}");
+            db.batch_execute(&prepare).await.unwrap();
+            let steps = db.simple_query(&format!("EXPLAIN (COSTS OFF) EXECUTE asked ({arguments})")).await.unwrap();
+            let steps = steps.iter().filter_map(|step| match step {
+                SimpleQueryMessage::Row(row) => row.get(0),
+                _ => None,
+            });
+            plans.push(steps.collect::<Vec<_>>().join("\n"));
+        }
+        plans
+    }
+
+    /// Also when a lane has grown and PostgreSQL has not counted it yet: each step of a load is one way down an index, and
+    /// what waits is not sorted.
+    #[tokio::test]
+    async fn a_load_reads_no_more_than_it_brings() {
+        let db = connect().await;
+        let some = "
+            INSERT INTO waiting (endpoint, message, trigger_code, due, cycle, attempts, order_key, place)
+            SELECT 1, number, 0, number, 0, 0, number % 9, 0 FROM generate_series(1, 1000) AS number";
+        db.batch_execute(some).await.unwrap();
+        seem_grown(&db, "waiting").await;
+        for (sql, arguments, index, condition) in [
+            (DUE_IN_PLACES, "1, '{0}', 9000, 500", "waiting_due", "(place = given.place) AND (due <= "),
+            (NEXT_DUE_IN_PLACES, "1, '{0}', 9000", "waiting_due", "(place = given.place) AND (due > "),
+            (COUNT_IN_PLACE, "1, 0::smallint, 500", "waiting_due", "(place = "),
+            (COUNT_OF_LANE, "1, 0::smallint, 500", "waiting_pkey", "(endpoint = "),
+            (NEXT_OF_KEYS, "1, '{1}', '{1}', 500", "waiting_order", "(order_key = given.order_key) AND (message > "),
+            (NEXT_OF_LANE, "1, 9000, 0::smallint, 500", "waiting_pkey", "(message > "),
+            (LANES, "'{0}', '{0}'", "waiting_due", "(endpoint = lane.endpoint) AND (place = given.place)"),
+        ] {
+            for plan in plans(&db, sql, arguments).await {
+                assert!(plan.contains(&format!("using {index} on waiting")), "{sql}: {plan}");
+                assert!(plan.contains(condition), "{sql}: {plan}");
+                assert!(!plan.contains("Seq Scan on waiting") && !plan.contains("Bitmap"), "{sql}: {plan}");
+                assert!(!plan.contains("Sort Key: waiting.due"), "{sql}: {plan}");
+            }
+        }
+    }
+}

@@ -534,3 +534,73 @@ pub async fn put_note(turn: &Turn, name: &str, value: &[u8]) -> Result<()> {
     execute(turn.db(), sql, &[&name, &value]).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Content, NewMessage, Settlement, Store,
+        conformance::fixtures::{
+            START, accept, add_application, add_endpoint, at, bury_all, content, failed, message, scheduled, settle,
+        },
+        postgres::{PostgresOptions, PostgresStore},
+    };
+    use postrider_engine::policy::DisableReason;
+    use postrider_testbed::Cluster;
+
+    async fn open() -> PostgresStore {
+        let url = Cluster::shared().fresh_database().await.parse().unwrap();
+        let options = PostgresOptions { own_at_once: true, ..PostgresOptions::default() };
+        PostgresStore::open(&url, START, options).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_generation_counts_the_changes_of_an_application_and_its_endpoints() {
+        let store = open().await;
+        let (application, other) = (add_application(&store, None).await, add_application(&store, None).await.key);
+        let app = application.key;
+        let counted = async || store.generation(app).await.unwrap();
+        assert_eq!(counted().await, Some(0));
+        store.put_application(application, Expect::Version(1), None).await.unwrap();
+        assert_eq!(counted().await, Some(1));
+        let endpoint = add_endpoint(&store, app, None).await;
+        assert_eq!(counted().await, Some(2));
+        let stale = store.put_endpoint(endpoint.clone(), Expect::Version(9), None).await;
+        assert!(matches!(stale, Err(PutError::Changed)), "{stale:?}");
+        assert_eq!(counted().await, Some(2), "nothing was changed");
+        store.put_endpoint(endpoint.clone(), Expect::Version(1), None).await.unwrap();
+        assert_eq!(counted().await, Some(3));
+        let key = accept(&store, NewMessage { owed: vec![endpoint.key], ..message(app, START) }).await;
+        let gone =
+            Settlement { disable: Some(DisableReason::Gone), ..failed(scheduled(endpoint.key, key), at(1), at(9)) };
+        settle(&store, vec![gone]).await;
+        assert_eq!(counted().await, Some(3), "what is disabled still wants its messages");
+        assert!(store.delete_endpoint(app, endpoint.key, at(2)).await.unwrap());
+        assert!(!store.delete_endpoint(app, endpoint.key, at(2)).await.unwrap());
+        assert_eq!(counted().await, Some(4));
+        assert_eq!(store.generation(other).await.unwrap(), Some(0), "each has its own");
+        store.delete_application(app, at(3)).await.unwrap();
+        assert_eq!(counted().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_deleted_endpoint_leaves_no_counters() {
+        let store = open().await;
+        let app = add_application(&store, None).await.key;
+        let (gone, other) = (add_endpoint(&store, app, None).await.key, add_endpoint(&store, app, None).await.key);
+        for number in 0..3 {
+            let content = Content { ordering_key: Some(number.to_string()), ..content(b"") };
+            accept(&store, NewMessage { content, owed: vec![gone], ..message(app, START) }).await;
+        }
+        accept(&store, NewMessage { owed: vec![gone, other], fifo: vec![gone, other], ..message(app, START) }).await;
+        store.delete_endpoint(app, gone, at(1)).await.unwrap();
+        bury_all(&store, at(2)).await;
+        let left = store.writer.turn(|turn| {
+            Box::pin(async {
+                let left = rows(turn.db(), "SELECT endpoint FROM sequence", &[]).await?;
+                Ok(left.iter().map(|row| EndpointKey::new(row.get(0))).collect::<Vec<_>>())
+            })
+        });
+        assert_eq!(left.await.unwrap(), [other]);
+    }
+}

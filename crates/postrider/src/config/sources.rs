@@ -409,7 +409,10 @@ mod tests {
     #[test]
     fn outboxes_are_named_in_the_file_a_variable_or_flags() {
         let names = |file: &str, variables: &[_], flags: &[_]| {
-            let settings = load(file, variables, flags).expect("valid");
+            // Looked at for who may read it.
+            let written = tempfile::NamedTempFile::new().expect("a file that nobody else may read");
+            let sources = sources("", variables, flags).with_file_text(written.path(), file.to_owned());
+            let settings = Settings::load(&sources).expect("valid");
             let shown = settings.outboxes.iter().map(|it| format!("{}/{} {}", it.name, it.schema, it.url));
             shown.collect::<Vec<_>>().join(", ")
         };

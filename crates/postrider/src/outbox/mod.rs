@@ -319,42 +319,31 @@ impl Desk {
         let refused = |error: &str| {
             Ok(End::Refused(Refusal { id: offer.id, error: error.to_owned(), is_certain: !offer.was_taken }))
         };
-        let mut app = Arc::clone(&offer.app);
-        for _ in 0..OUTDATED_MAX {
-            let event = NewEvent {
-                content: offer.content.clone(),
-                payload_expires_at: None,
-                idempotency: Some(offer.idempotency),
-                only: None,
-            };
-            match self.ingest.accept(&app, event).await {
-                Ok(_) => return Ok(End::Stored),
-                Err(AcceptError::Outdated) => {
-                    let key = app.application.key;
-                    match self.directory.application(&By::Key(key)).await? {
-                        Some(fresh) => app = fresh,
-                        None => return refused("its application was deleted"),
-                    }
+        let event = NewEvent {
+            content: offer.content.clone(),
+            payload_expires_at: None,
+            idempotency: Some(offer.idempotency),
+            only: None,
+        };
+        match self.ingest.accept(&offer.app, event).await {
+            Ok(_) => Ok(End::Stored),
+            // Looked up anew with the next portion, where it shows if the application is gone.
+            Err(AcceptError::Outdated) => Ok(End::Held("the settings of its application have changed".to_owned())),
+            Err(AcceptError::KeyReused) => refused(SET_BACK),
+            // A row that was never offered before cannot be the owner of a name that it chose itself.
+            Err(AcceptError::EventIdTaken) if !offer.was_taken && !offer.is_named_by_us => refused(EVENT_ID_TAKEN),
+            Err(AcceptError::EventIdTaken) => {
+                let by = By::Uid(offer.content.event_id.clone().unwrap_or_default());
+                match self.store.message(offer.app.application.key, by).await? {
+                    Some(message) if row::is_same(&offer.content, &message) => Ok(End::Stored),
+                    Some(_) if offer.is_named_by_us => refused(SET_BACK),
+                    Some(_) => refused(EVENT_ID_TAKEN),
+                    // Forgotten since; the name is free again.
+                    None => Ok(End::Held("a message with its event id was being forgotten".to_owned())),
                 }
-                Err(AcceptError::KeyReused) => return refused(SET_BACK),
-                Err(AcceptError::EventIdTaken) => {
-                    // A row that was never offered before cannot be the owner of a name that it chose itself.
-                    if !offer.was_taken && !offer.is_named_by_us {
-                        return refused(EVENT_ID_TAKEN);
-                    }
-                    let by = By::Uid(offer.content.event_id.clone().unwrap_or_default());
-                    return match self.store.message(app.application.key, by).await? {
-                        Some(message) if row::is_same(&offer.content, &message) => Ok(End::Stored),
-                        Some(_) if offer.is_named_by_us => refused(SET_BACK),
-                        Some(_) => refused(EVENT_ID_TAKEN),
-                        // Forgotten since; the name is free again.
-                        None => Ok(End::Held("a message with its event id was being forgotten".to_owned())),
-                    };
-                }
-                Err(AcceptError::Store(error)) => return Err(error),
             }
+            Err(AcceptError::Store(error)) => Err(error),
         }
-        Ok(End::Held("the settings of its application keep changing".to_owned()))
     }
 }
 
@@ -441,9 +430,6 @@ const RECONNECT_MAX: Duration = Duration::from_secs(15);
 const STORE_MAX: Duration = Duration::from_secs(5);
 /// A connection that held so long was a good one.
 const STEADY: Duration = Duration::from_secs(30);
-
-/// How often a row is offered again at once because settings changed at the same moment.
-const OUTDATED_MAX: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -30,7 +30,7 @@ pub struct House {
     pub api: Arc<Api>,
     pub router: Router,
     pub token: String,
-    pub folder: tempfile::TempDir,
+    pub folder: Arc<tempfile::TempDir>,
 }
 
 pub struct Reply {
@@ -58,24 +58,26 @@ impl House {
 
     /// With what the server itself says about how endpoints are treated.
     pub fn with_rules(rules: Layer) -> Self {
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        let store = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
+        Self::on(store, folder, Vec::new(), rules)
+    }
+
+    /// On another store, with the keys in this folder, and with leave to deliver to these networks.
+    pub fn on(store: Arc<dyn Store>, folder: Arc<tempfile::TempDir>, allow: Vec<ipnet::IpNet>, rules: Layer) -> Self {
         let rules = Arc::new(rules);
-        let folder = tempfile::tempdir().expect("a folder");
         let keyring = Keyring::open_or_create(folder.path()).expect("keys");
         let ids = IdCodec::new(*keyring.ids());
         let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
         let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("a key of our own"));
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
         let vault = Arc::new(Vault::new(keyring.encryption()));
-        let guard = Arc::new(AddressGuard::new(Vec::new()));
+        let guard = Arc::new(AddressGuard::new(allow));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let api = Arc::new(Api {
-            directory: Arc::new(Directory::new(
-                Arc::clone(&store),
-                Arc::clone(&vault),
-                Arc::clone(&guard),
-                Arc::clone(&rules),
-            )),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            directory,
             store,
             ids,
             vault,
