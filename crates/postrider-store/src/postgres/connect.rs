@@ -77,6 +77,11 @@ impl fmt::Debug for DatabaseUrl {
 }
 
 impl DatabaseUrl {
+    /// Its name, if the URL says it.
+    pub fn database(&self) -> Option<&str> {
+        self.config.get_dbname()
+    }
+
     fn is_local(&self) -> bool {
         self.config.get_hosts().iter().all(|host| match host {
             Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
@@ -266,13 +271,7 @@ impl Ears {
             return Ok(());
         }
         self.open = None;
-        let (db, heard) = match self.url.tls() {
-            SslMode::Disable => connect_and_listen(&self.url.config(&self.options.name), NoTls).await?,
-            _ => {
-                let tls = tls_config(&self.options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                connect_and_listen(&self.url.config(&self.options.name), Rustls::new(tls)).await?
-            }
-        };
+        let (db, heard) = self.url.connect(&self.options).await?;
         // The names are made of a number.
         db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
         self.open = Some(Open { db, node, heard });
@@ -354,6 +353,18 @@ impl DatabaseUrl {
             .tcp_user_timeout(Duration::from_secs(15))
             .ssl_mode(self.tls());
         config
+    }
+
+    /// One connection, and word of whatever it is notified of.
+    pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
+        let config = self.config(&options.name);
+        match self.tls() {
+            SslMode::Disable => connect_and_listen(&config, NoTls).await,
+            _ => {
+                let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
+                connect_and_listen(&config, Rustls::new(tls)).await
+            }
+        }
     }
 
     pub fn pool(&self, options: &PostgresOptions, size: usize) -> Result<Pool, OpenError> {

@@ -57,7 +57,7 @@ use tokio::{
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
 
 /// A connection, in or out of a transaction.
-type Db = deadpool_postgres::ClientWrapper;
+pub(crate) type Db = deadpool_postgres::ClientWrapper;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -140,7 +140,7 @@ impl From<Error> for StoreError {
 }
 
 /// An error with its causes: the outermost one of the driver says nothing.
-fn describe(error: &dyn std::error::Error) -> String {
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
