@@ -155,7 +155,7 @@ impl PostgresStore {
         let pool = |size| url.pool(&options, size);
         let (announce, committed) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(announce));
-        let (writer, writing) = Writer::start(pool(1)?, shared, options.clone());
+        let (writer, writing) = Writer::start(url.clone(), shared, options.clone());
         let (stop, stopped) = oneshot::channel();
         // Whatever it is asked first, it joins.
         let cannot = |error: StoreError| OpenError::Database(error.to_string());
@@ -358,13 +358,16 @@ impl DatabaseUrl {
     /// One connection, and word of whatever it is notified of.
     pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
         let config = self.config(&options.name);
-        match self.tls() {
-            SslMode::Disable => connect_and_listen(&config, NoTls).await,
-            _ => {
-                let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                connect_and_listen(&config, Rustls::new(tls)).await
+        let connecting = async {
+            match self.tls() {
+                SslMode::Disable => connect_and_listen(&config, NoTls).await,
+                _ => {
+                    let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
+                    connect_and_listen(&config, Rustls::new(tls)).await
+                }
             }
-        }
+        };
+        tokio::time::timeout(CONNECT_MAX, connecting).await.unwrap_or(Err(Error::TooSlow))
     }
 
     pub fn pool(&self, options: &PostgresOptions, size: usize) -> Result<Pool, OpenError> {

@@ -1,11 +1,10 @@
 //! What the writer is asked for, and how it is asked.
 
-use super::{Db, Error, PostgresOptions, Result, leases, news::Event, shared::Shared, writer::State};
+use super::{DatabaseUrl, Db, Error, PostgresOptions, Result, leases, news::Event, shared::Shared, writer::State};
 use crate::{
     AcceptError, Accepted, Committed, NewMessage, Settlement, StoreError,
     shards::{Shards, Tenure},
 };
-use deadpool_postgres::{Client, Pool};
 use futures_util::future::BoxFuture;
 use postrider_engine::{DeliveryId, EndpointKey, OrderKey, Timestamp};
 use std::sync::Arc;
@@ -22,9 +21,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn start(pool: Pool, shared: Arc<Shared>, options: PostgresOptions) -> (Self, JoinHandle<()>) {
+    pub fn start(url: DatabaseUrl, shared: Arc<Shared>, options: PostgresOptions) -> (Self, JoinHandle<()>) {
         let (jobs, queue) = mpsc::unbounded_channel();
-        let state = State::new(pool, Arc::clone(&shared), options, queue);
+        let state = State::new(url, Arc::clone(&shared), options, queue);
         (Self { shared, jobs }, tokio::spawn(state.write_until_closed()))
     }
 
@@ -100,7 +99,7 @@ impl Writer {
 
 /// A transaction during which no other node writes, and what is to be told once it is committed.
 pub struct Turn {
-    pub(super) client: Arc<Client>,
+    pub(super) client: Arc<Db>,
     pub(super) tenure: Tenure,
     pub(super) announced: Vec<Committed>,
 }

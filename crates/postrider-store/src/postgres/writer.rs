@@ -9,7 +9,7 @@
 //! commit is answered, the count tells whether it was carried out.
 
 use super::{
-    Db, Error, PostgresOptions, Result, accept, describe, execute,
+    DatabaseUrl, Db, Error, PostgresOptions, Result, accept, describe, execute,
     jobs::{Failure, Hot, Job, Spilling, Turn, TurnJob, Written},
     leases,
     news::{self, Event, To},
@@ -21,7 +21,6 @@ use crate::{
     AcceptError, Committed, NewMessage, Settlement, StoreError,
     shards::{Shards, Tenure},
 };
-use deadpool_postgres::{Client, Pool};
 use futures_util::{FutureExt, try_join};
 use postrider_engine::{EndpointKey, Timestamp};
 use std::{
@@ -65,8 +64,9 @@ const WRITE_LOCK: i64 = 0x706f_7374_7269_6465;
 
 /// What only the writer's own task sees.
 pub struct State {
-    pool: Pool,
-    client: Option<Arc<Client>>,
+    url: DatabaseUrl,
+    /// Its own, and let go of as soon as anything is wrong with it: nobody else shall meet it in the middle of something.
+    client: Option<Arc<Db>>,
     shared: Arc<Shared>,
     options: PostgresOptions,
     queue: mpsc::UnboundedReceiver<Job>,
@@ -82,9 +82,14 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(pool: Pool, shared: Arc<Shared>, options: PostgresOptions, queue: mpsc::UnboundedReceiver<Job>) -> Self {
+    pub fn new(
+        url: DatabaseUrl,
+        shared: Arc<Shared>,
+        options: PostgresOptions,
+        queue: mpsc::UnboundedReceiver<Job>,
+    ) -> Self {
         Self {
-            pool,
+            url,
             client: None,
             shared,
             options,
@@ -356,7 +361,7 @@ impl State {
         Failure::Undone(error)
     }
 
-    async fn commit(&mut self, client: &Client, written: Written) -> Result<Written, Failure> {
+    async fn commit(&mut self, client: &Db, written: Written) -> Result<Written, Failure> {
         match in_time(async { Ok(client.batch_execute("COMMIT").await?) }).await {
             Ok(()) => {
                 self.batch += 1;
@@ -500,16 +505,15 @@ impl State {
         self.commit(&client, written).await
     }
 
-    async fn client(&mut self) -> Result<Arc<Client>> {
+    async fn client(&mut self) -> Result<Arc<Db>> {
         if let Some(client) = &self.client
             && !client.is_closed()
         {
             return Ok(Arc::clone(client));
         }
-        if let Some(old) = self.client.take().and_then(Arc::into_inner) {
-            let _ = Client::take(old);
-        }
-        let client = self.pool.get().await.map_err(|error| Error::Unreachable(describe(&error)))?;
+        self.client = None;
+        let connected = self.url.connect(&self.options).await;
+        let (client, _) = connected.map_err(|error| Error::Unreachable(describe(&error)))?;
         let client = Arc::new(client);
         self.client = Some(Arc::clone(&client));
         Ok(client)
