@@ -7,6 +7,7 @@ pub mod api;
 pub mod house;
 pub mod receiver;
 pub mod server;
+pub mod stores;
 pub mod world;
 
 use std::time::{Duration, Instant};
