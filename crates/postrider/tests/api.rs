@@ -34,7 +34,7 @@ on_both_stores! {
 }
 
 async fn house_with_endpoint(store: StoreKind) -> (House, String, String) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     let app = house.post("app", json!({"name": "Acme", "uid": "acme"})).await.expect(201);
     let endpoint =
         house.post("app/acme/endpoint", json!({"url": "https://example.com/hook", "uid": "hook"})).await.expect(201);
@@ -171,7 +171,7 @@ async fn any_page_may_call_us() {
 }
 
 async fn a_body_must_be_small_plain_json(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     let post = |name: &str, value: &str, body: Vec<u8>| {
         Request::post("/api/v1/app")
             .header("authorization", format!("Bearer {}", house.token))
@@ -189,7 +189,7 @@ async fn a_body_must_be_small_plain_json(store: StoreKind) {
 }
 
 async fn an_application_lives_its_life(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     let created = house.post("app", json!({"name": "Acme", "uid": "acme", "throttleRate": 5})).await.expect(201);
     let id = created["id"].as_str().unwrap();
     assert_eq!((&created["uid"], &created["rateLimit"]), (&json!("acme"), &json!(5)));
@@ -219,7 +219,7 @@ async fn an_application_lives_its_life(store: StoreKind) {
 }
 
 async fn a_list_is_walked_both_ways(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     for i in 0..5 {
         house.post("app", json!({"name": format!("{i}")})).await.expect(201);
     }
@@ -243,7 +243,7 @@ async fn a_list_is_walked_both_ways(store: StoreKind) {
 }
 
 async fn the_same_post_is_carried_out_once(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     for key in ["auto_1", "chosen"] {
         let first = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
         let second = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
@@ -380,7 +380,7 @@ async fn secrets_and_headers_do_not_lie_open_on_the_disk() {
 }
 
 async fn an_event_type_lives_its_life(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     let body = json!({"name": "user.signup", "description": "d", "schemas": {"1": {"example": {"a": 1}}}});
     let created = house.post("event-type", body.clone()).await.expect(201);
     assert_eq!((&created["archived"], &created["schemas"]), (&json!(false), &body["schemas"]));
@@ -576,7 +576,7 @@ async fn pages_are_ours_alone() {
 async fn the_official_client_understands_us(store: StoreKind) {
     use svix::{api::*, models::*};
 
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let limits = postrider::http::server::Limits::default();

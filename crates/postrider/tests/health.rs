@@ -48,7 +48,7 @@ fn messages_of(arrivals: &[Arrival]) -> BTreeSet<String> {
 
 /// In this house nobody drives tasks on, so that a backlog stays half sifted for as long as the test looks.
 async fn a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_has_the_last_word(store: StoreKind) {
-    let house = House::on(store).await;
+    let house = House::start_on(store).await;
     house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
     let paused = json!({"url": "https://example.com/", "disabled": true});
     house.call("PUT", "app/acme/endpoint/hook", paused).await.expect(201);

@@ -32,7 +32,7 @@ pub struct House {
     pub api: Arc<Api>,
     pub router: Router,
     pub token: String,
-    pub folder: TempDir,
+    pub folder: Arc<TempDir>,
 }
 
 pub struct Reply {
@@ -62,22 +62,23 @@ impl House {
     pub fn with_rules(rules: Layer) -> Self {
         let folder = folder_with_keys();
         let store = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
-        Self::around(store, folder, rules)
+        Self::on(store, folder, Vec::new(), rules)
     }
 
-    pub async fn on(store: StoreKind) -> Self {
+    pub async fn start_on(store: StoreKind) -> Self {
         let folder = folder_with_keys();
-        Self::around(store.open(folder.path()).await, folder, Layer::default())
+        Self::on(store.open(folder.path()).await, folder, Vec::new(), Layer::default())
     }
 
-    fn around(store: Arc<dyn Store>, folder: TempDir, rules: Layer) -> Self {
+    /// On another store, with the keys in this folder, and with leave to deliver to these networks.
+    pub fn on(store: Arc<dyn Store>, folder: Arc<TempDir>, allow: Vec<ipnet::IpNet>, rules: Layer) -> Self {
         let rules = Arc::new(rules);
         let keyring = Keyring::open_or_create(folder.path()).expect("keys");
         let ids = IdCodec::new(*keyring.ids());
         let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
         let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("a key of our own"));
         let vault = Arc::new(Vault::new(keyring.encryption()));
-        let guard = Arc::new(AddressGuard::new(Vec::new()));
+        let guard = Arc::new(AddressGuard::new(allow));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
@@ -140,8 +141,8 @@ impl House {
 }
 
 /// With keys in it: beside a database that is there already none would be made.
-fn folder_with_keys() -> TempDir {
+fn folder_with_keys() -> Arc<TempDir> {
     let folder = tempfile::tempdir().expect("a folder");
     Keyring::open_or_create(folder.path()).expect("keys");
-    folder
+    Arc::new(folder)
 }
