@@ -11,7 +11,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout},
+    process::{Child, ChildStdin, ChildStdout, Command},
     sync::{
         Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -74,13 +74,15 @@ impl Cluster {
         panic!("PostgreSQL found no free port:\n{}", log());
     }
 
-    /// The cluster of this process, started by whoever asks first. It lies in memory where there is such a place: its
+    /// The cluster of this process, started by whoever asks first. It lies in memory where there is room for it: its
     /// tests ask what is written, not how fast a disk is.
     pub fn shared() -> &'static Shared {
         static SHARED: OnceLock<Shared> = OnceLock::new();
-        let memory = Path::new("/dev/shm");
-        let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        SHARED.get_or_init(|| Shared(Self::start_in(&place)))
+        SHARED.get_or_init(|| {
+            let memory = PathBuf::from("/dev/shm");
+            let place = if has_room(&memory) { memory } else { std::env::temp_dir() };
+            Shared(Self::start_in(&place))
+        })
     }
 
     pub fn url(&self, database: &str) -> String {
@@ -192,6 +194,15 @@ impl Drop for Keeper {
     }
 }
 
+/// A container is often given 64 MiB of memory to keep files in.
+fn has_room(place: &Path) -> bool {
+    // The standard library cannot tell. The second line is of the place, and the fourth word of it what is left.
+    let output = Command::new("df").arg("-Pk").arg(place).output();
+    let told = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let left = told.lines().nth(1).and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    left.is_some_and(|kibibytes: u64| kibibytes >= ROOM_MIN)
+}
+
 /// A port that nobody listens on, below those which the system hands out: a cluster that is stopped must get its own
 /// port back, though others open sockets meanwhile.
 fn free_port() -> u16 {
@@ -202,6 +213,8 @@ fn free_port() -> u16 {
         .expect("some of ten thousand ports is free")
 }
 
+/// In KiB: for the server's log, which grows to a gigabyte, and for some dozens of databases.
+const ROOM_MIN: u64 = 4 * 1024 * 1024;
 const PORT_FIRST: u16 = 20_000;
 const PORT_COUNT: u16 = 10_000;
 const PORTS_TRIED_MAX: usize = 5;

@@ -68,7 +68,9 @@ pub fn postgres_options(settings: &Settings) -> anyhow::Result<PostgresOptions> 
         Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
         None => None,
     };
-    Ok(PostgresOptions { name: settings.node_name.clone(), ca_pem, ..PostgresOptions::default() })
+    let (name, lease) = (settings.node_name.clone(), settings.lease);
+    // So that it takes several lost renewals, not one, to lose the lanes.
+    Ok(PostgresOptions { name, ca_pem, lease, heartbeat: lease / 5, ..PostgresOptions::default() })
 }
 
 /// The keys in the folder, once it is sure that they are those of the database. New ones for a new database.

@@ -316,7 +316,7 @@ where
 /// A statement that takes longer is called off by the server, as is a wait for a lock.
 const STATEMENT_MAX: Duration = Duration::from_secs(15);
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
-/// A transaction whose client has fallen silent is undone. It must be shorter than a lease: such a client may hold up
+/// A transaction whose client has fallen silent is undone. It is shorter than the usual lease: such a client may hold up
 /// those who want to take its lanes over.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 

@@ -17,6 +17,9 @@ pub struct Args {
     /// By what name this node is shown to the others [default: the host's]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
+    /// How long a node that the others do not hear of keeps its lanes [default: 5s]
+    #[arg(long, value_name = "DURATION")]
+    lease: Option<String>,
     /// The address by which others reach this server
     #[arg(long, value_name = "URL")]
     public_url: Option<String>,
@@ -86,6 +89,7 @@ impl Args {
         let single = [
             ("listen", &self.listen),
             ("node_name", &self.node_name),
+            ("lease", &self.lease),
             ("public_url", &self.public_url),
             ("https_only", &self.https_only),
             ("retention_payloads", &self.retention_payloads),

@@ -151,6 +151,14 @@ pub const KEYS: &[Key] = &[
         about: "By what name this node is shown among those that share a PostgreSQL database; up to 40 characters. Only for people: two with the same name do no harm. Not set: the machine's host name.",
     },
     Key {
+        name: "lease",
+        form: Form::Text,
+        default: Some("5s"),
+        secret: false,
+        flag: Some("--lease"),
+        about: "Where nodes share a PostgreSQL database: how long one that the others do not hear of keeps its lanes. When it dies without a word, nothing is sent from them for so long. From `1s` to `60s`. A node renews it five times in that span; one that is held up for longer loses its lanes, and what it was sending may be sent again.",
+    },
+    Key {
         name: "public_url",
         form: Form::Text,
         default: None,

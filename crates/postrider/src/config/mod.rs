@@ -41,6 +41,8 @@ pub struct Settings {
     pub database_url: Option<DatabaseUrl>,
     pub database_ca_file: Option<PathBuf>,
     pub node_name: String,
+    /// How long a node that is not heard of keeps its lanes.
+    pub lease: Duration,
     /// The address by which others reach this server; `None`: the one it listens on.
     pub public_url: Option<Url>,
     /// Ranges that deliveries may go to although they are private or otherwise special.
@@ -207,6 +209,7 @@ struct Raw {
     database_url: Option<Hidden>,
     database_ca_file: Option<PathBuf>,
     node_name: Option<String>,
+    lease: Span,
     public_url: Option<Url>,
     allow_subnets: Vec<IpNet>,
     https_only: bool,
@@ -264,6 +267,9 @@ impl Raw {
         if !(1..=NODE_NAME_MAX).contains(&node_name.chars().count()) || node_name.contains(char::is_control) {
             return Err(("node_name", format!("must be one line of up to {NODE_NAME_MAX} characters")));
         }
+        if !LEASE_RANGE.contains(&self.lease.0) {
+            return Err(("lease", "must be between 1s and 60s".to_owned()));
+        }
         if let Some(url) = &self.public_url {
             check_public_url(url).map_err(|reason| ("public_url", reason))?;
         }
@@ -300,6 +306,7 @@ impl Raw {
             database_url,
             database_ca_file: self.database_ca_file,
             node_name,
+            lease: self.lease.0,
             public_url: self.public_url,
             allow_subnets: self.allow_subnets,
             https_only: self.https_only,
@@ -389,6 +396,7 @@ pub fn default_file() -> Option<PathBuf> {
 
 /// With a word before it, this fits into what PostgreSQL shows of a connection.
 const NODE_NAME_MAX: usize = 40;
+const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

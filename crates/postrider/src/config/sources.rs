@@ -370,6 +370,8 @@ mod tests {
             ("database_url = \"postgres:///d\"", "it names no host"),
             ("node_name = \"\"", "must be one line of up to 40 characters"),
             ("node_name = \"a\\nb\"", "must be one line of up to 40 characters"),
+            ("lease = \"999ms\"", "must be between 1s and 60s"),
+            ("lease = \"61s\"", "must be between 1s and 60s"),
             ("public_url = \"ftp://x\"", "must begin with http"),
             ("public_url = \"http://a:b@x/\"", "without user"),
             ("log_format = \"xml\"", "setting `log_format`"),
