@@ -67,6 +67,20 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
                         Kind::CutOff { node }
                     });
                 }
+                Harm::Silence { of, millis } => {
+                    let time = draw(millis, &mut rng);
+                    println!("{of:?} for {time:?}");
+                    drill.suffer(|cluster| {
+                        let line = &cluster.nodes[node].line;
+                        match of {
+                            Direction::Both => line.silence(),
+                            Direction::Answers => line.deafen(),
+                        }
+                        thread::sleep(time);
+                        line.mend();
+                        Kind::CutOff { node }
+                    });
+                }
                 Harm::RestartDatabase(mode) => {
                     drill.suffer(|cluster| {
                         cluster.database.restart(mode);
@@ -179,16 +193,30 @@ enum Harm {
     Cut {
         millis: Range<u64>,
     },
+    /// Nothing says that the connections are dead.
+    Silence {
+        of: Direction,
+        millis: Range<u64>,
+    },
     RestartDatabase(Mode),
     RollingRestart,
 }
 
-const HARMS: [Harm; 8] = [
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Both,
+    Answers,
+}
+
+const HARMS: [Harm; 11] = [
     Harm::Kill { away: 0..1_500 },
     Harm::Kill { away: 6_000..8_000 },
     Harm::Pause,
     Harm::Cut { millis: 100..2_000 },
     Harm::Cut { millis: 6_000..8_000 },
+    Harm::Silence { of: Direction::Answers, millis: 100..2_000 },
+    Harm::Silence { of: Direction::Answers, millis: 6_000..8_000 },
+    Harm::Silence { of: Direction::Both, millis: 4_000..8_000 },
     Harm::RestartDatabase(Mode::Fast),
     Harm::RestartDatabase(Mode::Immediate),
     Harm::RollingRestart,

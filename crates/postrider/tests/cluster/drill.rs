@@ -8,6 +8,7 @@ use super::{
         POLL,
         api::{Broken, Client},
         cluster::Cluster,
+        eventually,
         receiver::{Answer, Receiver},
     },
 };
@@ -48,7 +49,7 @@ impl Drill {
             .into_iter()
             .enumerate()
             .map(|(number, stream)| {
-                let doors = Doors::of(&cluster, seed.wrapping_add(number as u64));
+                let doors = Doors::of(&cluster, stream.patience, seed.wrapping_add(number as u64));
                 runtime.spawn(produce(Arc::clone(&book), doors, stream))
             })
             .collect();
@@ -60,12 +61,13 @@ impl Drill {
         thread::sleep(time);
     }
 
-    /// Does some harm, and waits until all lanes are served again.
+    /// Does some harm, and waits until all lanes are served again and all nodes accept again.
     pub fn suffer(&mut self, harm: impl FnOnce(&mut Cluster) -> Kind) {
         let from = Instant::now();
         let kind = harm(&mut self.cluster);
         let healed = Instant::now();
         self.wait_for_flow();
+        self.runtime.block_on(wait_for_acceptance(&self.cluster));
         let to = Instant::now();
         println!("{kind:?}: {:?} of harm, all lanes served {:?} later", healed - from, to - healed);
         self.faults.push(Fault { kind, from, to });
@@ -73,7 +75,13 @@ impl Drill {
 
     /// Waits until something new has come to every endpoint.
     pub fn wait_for_flow(&self) {
-        wait_for_flow(&self.receiver, Instant::now());
+        let began = Instant::now();
+        for endpoint in endpoints() {
+            while self.receiver.newest_at(&endpoint.path).is_none_or(|newest| newest < began) {
+                assert!(began.elapsed() < FLOW_WITHIN, "nothing comes to {} any more", endpoint.path);
+                thread::sleep(POLL);
+            }
+        }
     }
 
     pub fn accepted(&self) -> usize {
@@ -110,13 +118,20 @@ impl Drill {
     }
 }
 
-pub fn wait_for_flow(receiver: &Receiver, since: Instant) {
-    let began = Instant::now();
-    for endpoint in endpoints() {
-        while receiver.newest_at(&endpoint.path).is_none_or(|newest| newest < since) {
-            assert!(began.elapsed() < FLOW_WITHIN, "nothing comes to {} any more", endpoint.path);
-            thread::sleep(POLL);
-        }
+/// To an application that nobody listens to.
+async fn wait_for_acceptance(cluster: &Cluster) {
+    let path = format!("/api/v1/app/{NOBODY}/msg");
+    for node in &cluster.nodes {
+        let mut client = Client::new(node.server.address(), cluster.token());
+        let body = json!({"eventType": "it.happened", "payload": {}}).to_string();
+        eventually("a node that accepts", async || {
+            client
+                .send(Method::POST, &path, &[], &body)
+                .await
+                .ok()
+                .filter(|(status, _)| *status == StatusCode::ACCEPTED)
+        })
+        .await;
     }
 }
 
@@ -141,6 +156,7 @@ impl Book {
 }
 
 const PLAIN: [&str; 4] = ["plain-0", "plain-1", "plain-2", "plain-3"];
+const NOBODY: &str = "nobody";
 const CAP: usize = 4;
 const RATE: u32 = 50;
 
@@ -174,14 +190,17 @@ struct Stream {
     thinking: Duration,
     /// After so many events without a pause, a longer one.
     burst: usize,
+    patience: Duration,
 }
 
 fn streams() -> Vec<Stream> {
     let steady = |app, millis| {
         let thinking = Duration::from_millis(millis);
-        Stream { app, key: None, series: None, thinking, burst: 1 }
+        Stream { app, key: None, series: None, thinking, burst: 1, patience: SOME }
     };
-    let mut all: Vec<Stream> = PLAIN.map(|app| steady(app, 40)).into();
+    // A patient one hears what a node says that was in trouble for long.
+    let mut all: Vec<Stream> = PLAIN.map(|app| Stream { patience: MUCH, ..steady(app, 40) }).into();
+    all.extend(PLAIN.map(|app| steady(app, 80)));
     all.push(steady("capped", 30));
     // Twice what goes at once, and a little less than the rate in the long run.
     all.push(Stream { burst: 2 * RATE as usize, ..steady("rated", 2_500) });
@@ -196,6 +215,7 @@ fn streams() -> Vec<Stream> {
 
 async fn set_up(cluster: &Cluster, receiver: &Receiver, seed: u64) {
     let mut client = Client::new(cluster.nodes[0].server.address(), cluster.token());
+    client.create("/api/v1/app", &json!({ "name": NOBODY, "uid": NOBODY })).await;
     let mut made: Vec<&str> = Vec::new();
     for endpoint in endpoints() {
         let app = endpoint.app;
@@ -240,25 +260,24 @@ struct Doors {
     nodes: Vec<Client>,
     fresh: Vec<(std::net::SocketAddr, String)>,
     at: usize,
+    /// How long it waits before it turns to another node, with the same key.
+    patience: Duration,
     rng: ChaCha8Rng,
 }
 
 impl Doors {
-    fn of(cluster: &Cluster, seed: u64) -> Self {
+    fn of(cluster: &Cluster, patience: Duration, seed: u64) -> Self {
         let fresh: Vec<_> =
             cluster.nodes.iter().map(|node| (node.server.address(), cluster.token().to_owned())).collect();
         let nodes = fresh.iter().map(|(address, token)| Client::new(*address, token)).collect();
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        Self { at: rng.random_range(0..fresh.len()), nodes, fresh, rng }
+        Self { at: rng.random_range(0..fresh.len()), nodes, fresh, patience, rng }
     }
 
     async fn knock(&mut self, path: &str, key: &str, body: &str) -> Knocked {
-        if self.rng.random_range(0..20) == 0 {
-            self.go_on();
-        }
         let headers = [("idempotency-key", key)];
         let call = self.nodes[self.at].send(Method::POST, path, &headers, body);
-        match tokio::time::timeout(ANSWER_WITHIN, call).await {
+        match tokio::time::timeout(self.patience, call).await {
             Ok(Ok((StatusCode::ACCEPTED, answer))) => {
                 let answer: MessageOut = serde_json::from_slice(&answer).expect("a message");
                 Knocked::Accepted(answer.id)
@@ -310,18 +329,22 @@ async fn produce(book: Arc<Book>, mut doors: Doors, stream: Stream) {
         }
         body.push('}');
         loop {
+            let (node, began) = (doors.at, Instant::now());
             match doors.knock(&path, &format!("event-{number}"), &body).await {
                 Knocked::Accepted(id) => {
                     book.lock().events[number].message = Some(id);
                     break;
                 }
                 Knocked::Refused(what) => {
-                    book.lock().refusals.push(Refusal { node: doors.at, at: Instant::now(), what });
+                    book.lock().refusals.push(Refusal { node, began, ended: Instant::now(), what });
                 }
                 Knocked::Unanswered => book.lock().unanswered += 1,
             }
             doors.go_on();
             tokio::time::sleep(BEFORE_REPEATING).await;
+        }
+        if doors.rng.random_range(0..20) == 0 {
+            doors.go_on();
         }
         if count % stream.burst == 0 {
             tokio::time::sleep(stream.thinking).await;
@@ -339,12 +362,14 @@ fn text(payload: &Bytes) -> &str {
 
 /// Every event was accepted, so every endpoint has as many deliveries to make as its application has events.
 async fn rest(client: &mut Client, events: &[Event]) {
+    let began = Instant::now();
     for endpoint in endpoints() {
         let owed = events.iter().filter(|event| event.app == endpoint.app).count();
         let path = format!("/api/v1/app/{}/endpoint/{}/stats", endpoint.app, uid(&endpoint));
         while client.get::<StatsOut>(&path).await.map_or(true, |stats| stats.success < owed) {
             tokio::time::sleep(POLL * 5).await;
         }
+        println!("{} has everything {:?} after the last event", endpoint.path, began.elapsed());
     }
 }
 
@@ -430,8 +455,8 @@ struct VerdictOut {
     attempt_number: u32,
 }
 
-/// How long a producer waits before it turns to another node, with the same key.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const SOME: Duration = Duration::from_secs(2);
+const MUCH: Duration = Duration::from_secs(9);
 const BEFORE_REPEATING: Duration = Duration::from_millis(20);
 /// With much room for a busy machine: a lease, and what was put off meanwhile.
 const FLOW_WITHIN: Duration = Duration::from_secs(60);

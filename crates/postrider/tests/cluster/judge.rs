@@ -49,7 +49,8 @@ pub struct Event {
 #[derive(Clone, Debug)]
 pub struct Refusal {
     pub node: usize,
-    pub at: Instant,
+    pub began: Instant,
+    pub ended: Instant,
     pub what: String,
 }
 
@@ -284,7 +285,7 @@ impl<'a> Judge<'a> {
                         && earlier.opened <= fault.to
                         && arrival.opened >= fault.from
                 };
-                match self.logs.faults.iter().position(explains) {
+                match self.logs.faults.iter().rposition(explains) {
                     Some(fault) => *by_fault.entry((fault, path)).or_default() += 1,
                     None => violations.push(format!(
                         "I9, sent twice without cause: {message} to {path}, {}; {}",
@@ -390,10 +391,10 @@ impl<'a> Judge<'a> {
     fn only_nodes_in_trouble_refuse(&mut self) {
         for refusal in &self.logs.refusals {
             let explains = |fault: &Fault| {
-                fault.kind.explains_refusal_by(refusal.node) && fault.from <= refusal.at && refusal.at <= fault.to
+                fault.kind.explains_refusal_by(refusal.node) && fault.from <= refusal.ended && refusal.began <= fault.to
             };
             if !self.logs.faults.iter().any(explains) {
-                let what = format!("node {}, {}: {}", refusal.node, self.moment(refusal.at), refusal.what);
+                let what = format!("node {}, {}: {}", refusal.node, self.moment(refusal.ended), refusal.what);
                 self.violation("F7, refused without cause", what);
             }
         }
@@ -455,7 +456,7 @@ mod tests {
                 ..endpoint("shop", "/keyed")
             }],
             events: vec![event(1), event(2)],
-            refusals: vec![Refusal { node: 0, at: at(20), what: "refused".into() }],
+            refusals: vec![Refusal { node: 0, began: at(5), ended: at(20), what: "refused".into() }],
             arrivals: vec![
                 arrival(1, 1, true, 0),
                 arrival(1, 1, true, 6_000),

@@ -8,7 +8,11 @@ use std::{
     net::{self, Ipv4Addr, SocketAddr},
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
     runtime::Runtime,
     sync::watch,
 };
@@ -65,7 +69,18 @@ impl Server {
 /// What a node's connections to the database run through.
 pub struct Line {
     url: Url,
-    is_cut: watch::Sender<bool>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Whole,
+    /// Every connection is broken as soon as it is made.
+    Cut,
+    /// What is said is heard, and the answers are not.
+    Deaf,
+    /// Nothing comes through either way.
+    Silent,
 }
 
 impl Line {
@@ -74,39 +89,77 @@ impl Line {
         let mut url = database.clone();
         url.set_port(Some(socket.local_addr().expect("it is bound").port())).expect("the address has a port");
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, database.port().expect("the address has a port")));
-        let is_cut = watch::Sender::new(false);
-        runtime.spawn(pass_all_on(socket, server, is_cut.subscribe()));
-        Self { url, is_cut }
+        let state = watch::Sender::new(State::Whole);
+        runtime.spawn(pass_all_on(socket, server, state.subscribe()));
+        Self { url, state }
     }
 
-    /// Breaks all connections, and every new one as soon as it is made, until `mend`.
+    /// Breaks all connections, and every new one, until `mend`.
     pub fn cut(&self) {
-        self.is_cut.send_replace(true);
+        self.state.send_replace(State::Cut);
     }
 
+    /// Holds back what the database answers, until `mend`.
+    pub fn deafen(&self) {
+        self.state.send_replace(State::Deaf);
+    }
+
+    /// Holds back everything, until `mend`.
+    pub fn silence(&self) {
+        self.state.send_replace(State::Silent);
+    }
+
+    /// What was held back comes now, as after a loss of packets.
     pub fn mend(&self) {
-        self.is_cut.send_replace(false);
+        self.state.send_replace(State::Whole);
     }
 }
 
-async fn pass_all_on(socket: net::TcpListener, server: SocketAddr, is_cut: watch::Receiver<bool>) {
+async fn pass_all_on(socket: net::TcpListener, server: SocketAddr, state: watch::Receiver<State>) {
     socket.set_nonblocking(true).expect("a socket of ours");
     let listener = TcpListener::from_std(socket).expect("it is non-blocking");
     loop {
         let (client, _) = listener.accept().await.expect("file handles for a connection");
-        let mut is_cut = is_cut.clone();
+        let mut cut = state.clone();
+        let lines = (state.clone(), state.clone());
         tokio::spawn(async move {
             tokio::select! {
-                _ = pass_on(client, server) => {}
-                _ = is_cut.wait_for(|is_cut| *is_cut) => {}
+                _ = pass_on(client, server, lines) => {}
+                _ = cut.wait_for(|state| *state == State::Cut) => {}
             }
         });
     }
 }
 
-async fn pass_on(mut client: TcpStream, server: SocketAddr) -> io::Result<(u64, u64)> {
-    let mut server = TcpStream::connect(server).await?;
+async fn pass_on(
+    client: TcpStream,
+    server: SocketAddr,
+    (there, back): (watch::Receiver<State>, watch::Receiver<State>),
+) -> io::Result<()> {
+    let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    tokio::io::copy_bidirectional(&mut client, &mut server).await
+    let (asks, hears) = client.into_split();
+    let (answers, listens) = server.into_split();
+    let asking = pass(asks, listens, there, |state| state != State::Silent);
+    let answering = pass(answers, hears, back, |state| state == State::Whole);
+    tokio::try_join!(asking, answering)?;
+    Ok(())
+}
+
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    goes: impl Fn(State) -> bool,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        state.wait_for(|state| goes(*state)).await.map_err(io::Error::other)?;
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..read]).await?;
+    }
 }
