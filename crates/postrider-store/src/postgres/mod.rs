@@ -107,7 +107,8 @@ impl Error {
                 Some(code) => {
                     code.code().starts_with("57P")
                         || code.code().starts_with("08")
-                        || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+                        || [SqlState::READ_ONLY_SQL_TRANSACTION, SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT]
+                            .contains(code)
                 }
             },
             Self::Unreachable(_) | Self::TooSlow => true,

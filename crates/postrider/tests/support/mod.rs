@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod api;
+pub mod cluster;
 pub mod house;
 pub mod receiver;
 pub mod server;

@@ -269,3 +269,15 @@ async fn many_nodes_may_start_on_an_empty_database_at_once() {
     }
     assert_eq!(changed, 1);
 }
+
+#[tokio::test]
+async fn what_the_database_says_when_it_ends_a_connection_is_not_held_against_what_was_written() {
+    let db = connect(&fresh_url().await).await;
+    // A shutdown, a crash, a start, a standby, and a client that was silent for too long.
+    for code in ["57P01", "57P02", "57P03", "25006", "25P03", "08006"] {
+        let raise = format!("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$");
+        let error = Error::from(db.batch_execute(&raise).await.expect_err("it was raised"));
+        assert!(error.is_lost(), "{code}");
+        assert!(matches!(StoreError::from(error), StoreError::Unreachable(_)), "{code}");
+    }
+}
