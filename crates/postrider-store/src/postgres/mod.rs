@@ -10,6 +10,7 @@ mod accept;
 mod cancel;
 mod connect;
 mod dead;
+mod doctor;
 mod expire;
 mod health;
 mod history;
@@ -34,6 +35,7 @@ mod visit;
 mod writer;
 
 pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use doctor::examine;
 pub use visit::Visitor;
 
 use crate::{

@@ -7,6 +7,7 @@
 mod accept;
 mod cancel;
 mod dead;
+mod doctor;
 mod expire;
 mod filter;
 mod health;
@@ -26,6 +27,8 @@ mod tasks;
 mod tests;
 mod tidy;
 mod writer;
+
+pub use doctor::{examine, note};
 
 use crate::{
     queued::Queued,

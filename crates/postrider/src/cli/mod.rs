@@ -6,6 +6,7 @@
 mod client;
 mod dead_letters;
 mod demo;
+mod doctor;
 mod endpoints;
 mod flags;
 mod messages;
@@ -47,6 +48,8 @@ enum Command {
     Token(token::Args),
     /// Bring the tables of a database up to date
     Migrate(migrate::Args),
+    /// Look for what is wrong with a deployment, and say what to do
+    Doctor(doctor::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -83,6 +86,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Demo(args) => on_runtime(demo::run(args)),
         Command::Token(args) => token::run(&args),
         Command::Migrate(args) => on_runtime(migrate::run(args)),
+        Command::Doctor(args) => on_runtime(doctor::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
