@@ -5,6 +5,7 @@
 //! lies, and `recover` finds, at start, what a crash left without a row.
 
 mod accept;
+mod backup;
 mod cancel;
 mod dead;
 mod doctor;
@@ -28,6 +29,7 @@ mod tests;
 mod tidy;
 mod writer;
 
+pub use backup::{Backup, BackupError, Contents, verify};
 pub use doctor::{examine, note};
 
 use crate::{
