@@ -7,6 +7,7 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod doctor;
+mod moving;
 pub mod postgres;
 mod queued;
 pub mod records;
@@ -15,6 +16,7 @@ pub mod shards;
 pub mod sqlite;
 mod store;
 
+pub use moving::{MoveError, Progress, move_to_postgres};
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;
 pub use shards::{Shard, Shards, Tenure};

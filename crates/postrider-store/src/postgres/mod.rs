@@ -17,6 +17,7 @@ mod history;
 mod jobs;
 mod leases;
 mod load;
+pub(crate) mod moving;
 mod news;
 mod pieces;
 mod readers;

@@ -1,6 +1,6 @@
 //! A look at the database in a folder, whether a server runs there or not. Nothing is changed, and nobody waits for it.
 
-use super::{READER_CACHE_KIB, SqliteStore, connect, schema};
+use super::{READER_CACHE_KIB, SqliteStore, connect, moving::MOVED, schema, writer::noted};
 use crate::doctor::{self, Finding};
 use postrider_engine::Timestamp;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -35,6 +35,9 @@ fn look(file: &Path, now: Timestamp, check_max: Duration) -> rusqlite::Result<Ve
     let connection = open(file)?;
     let version = schema::version(&connection)?;
     let mut found = vec![doctor::tables(version, schema::VERSION), log_size(file), damage(&connection, check_max)?];
+    if version > 0 && noted(&connection, MOVED)?.is_some() {
+        found.push(Finding::problem(DATABASE, "it was moved to PostgreSQL; name that database with database_url"));
+    }
     if version == schema::VERSION {
         found.push(doctor::lateness(oldest_due(&connection, now)?.map(|due| now.as_millis() - due)));
     }

@@ -12,6 +12,7 @@ mod endpoints;
 mod flags;
 mod messages;
 mod migrate;
+mod moving;
 mod print;
 mod receive;
 mod receiver;
@@ -53,6 +54,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Copy the database of a data folder while the server runs
     Backup(backup::Args),
+    /// Move a deployment from its data folder to PostgreSQL
+    Move(moving::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -91,6 +94,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Migrate(args) => on_runtime(migrate::run(args)),
         Command::Doctor(args) => on_runtime(doctor::run(args)),
         Command::Backup(args) => on_runtime(backup::run(args)),
+        Command::Move(args) => on_runtime(moving::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
