@@ -37,7 +37,7 @@ impl Finding {
 pub(crate) fn lateness(late_millis: Option<i64>) -> Finding {
     match late_millis.map(|late| late / 1_000) {
         None | Some(i64::MIN..=0) => Finding::fine(LATENESS, "nothing is due"),
-        Some(seconds @ ..=LATE_SECONDS) => Finding::fine(LATENESS, format!("the oldest due one is {seconds} s late")),
+        Some(seconds @ 1..=LATE_SECONDS) => Finding::fine(LATENESS, format!("the oldest due one is {seconds} s late")),
         Some(seconds) => Finding::warning(
             LATENESS,
             format!(

@@ -92,13 +92,14 @@ fn judge_skew(millis: i64) -> Finding {
         0.. => format!("this machine's is {millis} ms ahead of the database's"),
         _ => format!("this machine's is {} ms behind the database's", millis.saturating_neg()),
     };
-    match millis.saturating_abs() {
-        ..=SKEW_MILLIS => Finding::fine(CLOCK, words),
-        ..=SKEW_MILLIS_MAX => Finding::warning(CLOCK, format!("{words}; let NTP keep both")),
-        _ => Finding::problem(
-            CLOCK,
-            format!("{words}; let NTP keep both: receivers refuse signatures whose time is far off"),
-        ),
+    let apart = millis.saturating_abs();
+    if apart <= SKEW_MILLIS {
+        Finding::fine(CLOCK, words)
+    } else if apart <= SKEW_MILLIS_MAX {
+        Finding::warning(CLOCK, format!("{words}; let NTP keep both"))
+    } else {
+        let danger = "receivers refuse signatures whose time is far off";
+        Finding::problem(CLOCK, format!("{words}; let NTP keep both: {danger}"))
     }
 }
 
@@ -326,6 +327,15 @@ mod tests {
         let (verdict, words) = of(NODES, &found)[0];
         assert!(verdict == Verdict::Warning && words.starts_with("gone is not heard of"), "{words}");
         assert_eq!((of(LANES, &found)[0].0, of(DELIVERIES, &found)[0].0), (Verdict::Warning, Verdict::Warning));
+    }
+
+    #[tokio::test]
+    async fn of_several_hosts_the_one_that_takes_writes_is_found() {
+        let url = Cluster::shared().fresh_database().await;
+        let url = url.replace("@", "@127.0.0.1:1,") + "?target_session_attrs=read-write";
+        let found = examine(&url.parse().expect("an address"), &PostgresOptions::default(), machine_time).await;
+        assert_eq!(of(DATABASE, &found)[0].0, Verdict::Fine, "{found:?}");
+        assert_eq!(of(NOTIFICATIONS, &found)[0].0, Verdict::Fine, "{found:?}");
     }
 
     #[tokio::test]

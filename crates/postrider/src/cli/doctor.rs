@@ -174,7 +174,7 @@ fn room(folder: &Path) -> Finding {
         Some(mib @ ..ROOM_MIB_MIN) => {
             Finding::problem(DISK, format!("{mib} MiB are free; without room nothing is accepted: make some"))
         }
-        Some(mib @ ..ROOM_MIB) => Finding::warning(DISK, format!("{mib} MiB are free; make room in time")),
+        Some(mib @ ROOM_MIB_MIN..ROOM_MIB) => Finding::warning(DISK, format!("{mib} MiB are free; make room in time")),
         Some(mib) => Finding::fine(DISK, format!("{} GiB are free", mib / 1024)),
     }
 }
