@@ -1,11 +1,13 @@
 //! Takes in all that was moved from elsewhere, as one transaction.
 
 use super::{
-    DatabaseUrl, Db, Error, PostgresOptions, Result, describe, execute, migrate, one, pieces, row, schema, visit,
+    DatabaseUrl, Db, Error, PostgresOptions, Result, describe, execute, migrate, one, pieces, recover, row, rows,
+    schema, visit,
 };
 use crate::moving::{Cell, MoveError, Plan, TABLES, Table};
 use bytes::BytesMut;
 use deadpool_postgres::Client;
+use postrider_engine::Timestamp;
 use std::{pin::pin, time::Duration};
 use tokio_postgres::{
     binary_copy::BinaryCopyInWriter,
@@ -35,7 +37,8 @@ impl Target {
             schema::MIGRATION_LOCK
         );
         self.db.batch_execute(&begin).await.map_err(failed)?;
-        if row(&self.db, "SELECT 1 FROM node LIMIT 1", &[]).await.map_err(failed)?.is_some() {
+        let alive = "SELECT 1 FROM node JOIN lease ON lease.node = node.id AND until > clock_timestamp() LIMIT 1";
+        if row(&self.db, alive, &[]).await.map_err(failed)?.is_some() {
             return Err(MoveError::InUse { place: self.place.clone() });
         }
         for table in TABLES.iter().filter(|table| table.name != NOTES) {
@@ -44,10 +47,14 @@ impl Target {
                 return Err(MoveError::NotEmpty { place: self.place.clone(), table: table.name });
             }
         }
-        self.make_partitions(plan).await.map_err(failed)
+        self.clear(plan).await.map_err(failed)
     }
 
-    async fn make_partitions(&self, plan: &Plan) -> Result<()> {
+    async fn clear(&self, plan: &Plan) -> Result<()> {
+        // What a node left that did not end well. If it should come back, it is refused.
+        for node in rows(&self.db, "SELECT id FROM node", &[]).await? {
+            recover::bury_node(&self.db, node.get(0), Timestamp::default()).await?;
+        }
         // Of the tables that a first start has made ready, without anything in them.
         for piece in pieces::list(&self.db).await? {
             if !pieces::discard(&self.db, piece).await? {
@@ -73,8 +80,8 @@ impl Target {
         Ok(())
     }
 
-    pub async fn write(&self, table: &Table, rows: &[Vec<Cell>]) -> Result<(), MoveError> {
-        copy(&self.db, table, rows).await.map_err(failed)
+    pub async fn write(&self, table: &Table, batch: &[Vec<Cell>]) -> Result<(), MoveError> {
+        copy(&self.db, table, batch).await.map_err(failed)
     }
 
     /// Compares what is there with what was planned, and commits.
@@ -118,7 +125,7 @@ fn inbox(table: &Table) -> String {
     if table.repeats { format!("moved_{}", table.name) } else { table.name.to_owned() }
 }
 
-async fn copy(db: &Db, table: &Table, rows: &[Vec<Cell>]) -> Result<()> {
+async fn copy(db: &Db, table: &Table, batch: &[Vec<Cell>]) -> Result<()> {
     let names: Vec<&str> = table.columns.iter().map(|(name, _)| *name).collect();
     let names = names.join(", ");
     let inbox = inbox(table);
@@ -126,7 +133,7 @@ async fn copy(db: &Db, table: &Table, rows: &[Vec<Cell>]) -> Result<()> {
     let types: Vec<Type> = shape.columns().iter().map(|column| column.type_().clone()).collect();
     let sink = db.copy_in(&format!("COPY {inbox} ({names}) FROM STDIN BINARY")).await?;
     let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
-    for row in rows {
+    for row in batch {
         writer.as_mut().write_raw(row).await?;
     }
     writer.finish().await?;
