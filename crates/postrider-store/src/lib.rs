@@ -6,6 +6,8 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod doctor;
+mod moving;
 pub mod outbox;
 pub mod postgres;
 mod queued;
@@ -15,6 +17,7 @@ pub mod shards;
 pub mod sqlite;
 mod store;
 
+pub use moving::{MoveError, Progress, move_to_postgres};
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;
 pub use shards::{Shard, Shards, Tenure};

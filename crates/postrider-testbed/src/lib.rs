@@ -137,6 +137,15 @@ impl Cluster {
     }
 }
 
+/// One of PostgreSQL's own programs, such as `pg_dump`.
+pub fn program(name: &str) -> PathBuf {
+    let folder = programs::folder();
+    // Where only some of them are linked into the path, the others are where the links lead to.
+    let linked = fs::canonicalize(folder.join("postgres")).ok().and_then(|path| Some(path.parent()?.join(name)));
+    let found = [Some(folder.join(name)), linked].into_iter().flatten().find(|program| program.is_file());
+    found.unwrap_or_else(|| name.into())
+}
+
 impl Shared {
     pub fn url(&self, database: &str) -> String {
         self.0.url(database)

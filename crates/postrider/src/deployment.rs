@@ -114,7 +114,7 @@ fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Opens the sealed note to see whether the key fits.
-fn check(vault: &Vault, sealed: &[u8]) -> anyhow::Result<()> {
+pub fn check(vault: &Vault, sealed: &[u8]) -> anyhow::Result<()> {
     vault.open(NOBODY, sealed).context(
         "the encryption key in keys.toml is not the one that this database was made with; \
          put the right keys.toml back into the data folder",
@@ -122,5 +122,6 @@ fn check(vault: &Vault, sealed: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-const VAULT_CHECK: &str = "vault_check";
+/// The note that tells which keys a database was written with.
+pub const VAULT_CHECK: &str = "vault_check";
 const NOBODY: EndpointKey = EndpointKey::new(0);

@@ -186,3 +186,51 @@ fn migrate_keeps_off_a_folder_in_use_or_without_a_database() {
     assert!(code == Some(1) && stderr.contains("nowhere has no database yet"), "{stderr}");
     assert!(!data.join("nowhere").exists());
 }
+
+#[tokio::test]
+async fn the_doctor_finds_a_running_node_well_and_what_is_wrong_without_it() {
+    let url = empty_database().await;
+    let mut server = Server::start_with(&["--database-url", &url, "--node-name", "north"]);
+    let data = server.data();
+    let see = |extra: &[&str]| {
+        let place = ["doctor", "--data", data.to_str().expect("text")];
+        let mut command = postrider(&data, &[&place, extra].concat());
+        ended(command.env("POSTRIDER_DATABASE_URL", &url).output().expect("the binary runs"))
+    };
+    let (code, stdout, stderr) = see(&["--url", &server.url(), "--token", server.token()]);
+    assert_eq!((code, &stderr[..]), (Some(0), ""), "{stdout}");
+    for line in ["ok       keys", "ok       nodes          north is alive", "ok       metrics        0 deliveries wait"]
+    {
+        assert!(stdout.contains(line), "{line}: {stdout}");
+    }
+    assert!(!stdout.contains(PASSWORD), "{stdout}");
+    assert!(server.stop().success());
+
+    let (code, stdout, _) = see(&["--json"]);
+    assert_eq!(code, Some(0), "a warning is no problem: {stdout}");
+    let nodes = stdout.lines().find(|line| line.contains(r#""check":"nodes""#)).expect("a finding");
+    assert!(nodes.contains(r#""verdict":"warning""#), "{nodes}");
+    let (code, stdout, stderr) = see(&["--url", &server.url()]);
+    assert_eq!(code, Some(1), "nobody answers: {stdout}");
+    assert!(stderr.contains("there is a problem"), "{stderr}");
+
+    fs::remove_file(data.join(Keyring::FILE)).expect("removed");
+    let (code, stdout, _) = see(&[]);
+    assert!(code == Some(1) && stdout.contains("problem  keys"), "{stdout}");
+}
+
+#[test]
+fn the_doctor_looks_at_a_folder_while_the_server_runs_on_it() {
+    let mut server = Server::start();
+    let data = server.data();
+    let place = ["doctor", "--data", data.to_str().expect("text")];
+    let (code, stdout, stderr) = run(&data, &place);
+    assert_eq!((code, &stderr[..]), (Some(0), ""), "{stdout}");
+    for line in ["ok       keys           those of this database", "ok       damage         none found"] {
+        assert!(stdout.contains(line), "{line}: {stdout}");
+    }
+    assert!(server.stop().success());
+    let (code, stdout, _) = run(&data, &["doctor", "--data", "nowhere"]);
+    assert!(code == Some(0) && stdout.contains("warning  tables"), "{stdout}");
+    assert!(!data.join("nowhere").exists(), "it changes nothing");
+}

@@ -220,9 +220,11 @@ pub async fn careless_settings(db: &Db) -> Result<Vec<(String, String, &'static 
     Ok(found.iter().map(|row| (row.get(0), row.get(1), danger(row.get(0)))).collect())
 }
 
-const SERVER_MIN: i64 = 15;
+pub const SERVER_MIN: i64 = 15;
 const READERS: usize = 3;
 const SEARCHERS: usize = 2;
+/// The writer's and the ears besides.
+pub const NODE_CONNECTIONS: usize = READERS + SEARCHERS + 2;
 /// A look takes no longer than a statement may; a search may be several.
 const READ_MAX: Duration = Duration::from_secs(20);
 const SEARCH_MAX: Duration = Duration::from_secs(60);

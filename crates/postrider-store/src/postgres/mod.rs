@@ -10,12 +10,14 @@ mod accept;
 mod cancel;
 mod connect;
 mod dead;
+mod doctor;
 mod expire;
 mod health;
 mod history;
 mod jobs;
 mod leases;
 mod load;
+pub(crate) mod moving;
 mod news;
 mod pieces;
 mod readers;
@@ -34,6 +36,7 @@ mod visit;
 mod writer;
 
 pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use doctor::examine;
 pub use visit::Visitor;
 
 use crate::{

@@ -265,10 +265,10 @@ const FIRST: &str = "
 ";
 
 /// Where the version is kept: the first eight bytes of this note.
-const VERSION_NOTE: &str = "schema_version";
+pub const VERSION_NOTE: &str = "schema_version";
 
 /// Nobody else in the database uses this number.
-const MIGRATION_LOCK: i64 = 0x706f_7374_7269_6466;
+pub const MIGRATION_LOCK: i64 = 0x706f_7374_7269_6466;
 
 /// Brings the tables to `VERSION`, all or nothing. A newer database is left as it is.
 pub async fn migrate(db: &Db) -> Result<Migrated> {

@@ -5,14 +5,17 @@
 //! lies, and `recover` finds, at start, what a crash left without a row.
 
 mod accept;
+mod backup;
 mod cancel;
 mod dead;
+mod doctor;
 mod expire;
 mod filter;
 mod health;
 mod history;
 mod load;
 mod lock;
+pub(crate) mod moving;
 mod pieces;
 mod readers;
 mod recover;
@@ -26,6 +29,9 @@ mod tasks;
 mod tests;
 mod tidy;
 mod writer;
+
+pub use backup::{Backup, BackupError, Contents, verify};
+pub use doctor::{examine, note};
 
 use crate::{
     queued::Queued,
@@ -74,6 +80,12 @@ pub enum OpenError {
     Locked { folder: PathBuf, holder: String },
     #[error("the data folder {} has no database yet; it is made when the server first starts there", folder.display())]
     Empty { folder: PathBuf },
+    #[error(
+        "the database in {} was moved to PostgreSQL, so that no server may run on it any more; \
+         name that database with database_url",
+        folder.display()
+    )]
+    Moved { folder: PathBuf },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
     #[error("the database cannot be opened")]
@@ -119,6 +131,9 @@ impl SqliteStore {
         let lock = FolderLock::take(folder)?;
         let file = folder.join(SqliteStore::FILE);
         let (mut connection, _) = connect_up_to_date(&file)?;
+        if writer::noted(&connection, moving::MOVED)?.is_some() {
+            return Err(OpenError::Moved { folder: folder.to_owned() });
+        }
         let pieces = read_pieces(&mut connection)?;
         let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
         let recovered = recover::recover(&mut connection, &pieces, now)?;

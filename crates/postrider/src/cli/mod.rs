@@ -3,13 +3,16 @@
 //! Its words, exit codes and what it prints on standard output are an interface: scripts rely on them.
 //! Results go to standard output, everything said to a person goes to standard error.
 
+mod backup;
 mod client;
 mod dead_letters;
 mod demo;
+mod doctor;
 mod endpoints;
 mod flags;
 mod messages;
 mod migrate;
+mod moving;
 mod outbox;
 mod print;
 mod receive;
@@ -48,6 +51,12 @@ enum Command {
     Token(token::Args),
     /// Bring the tables of a database up to date
     Migrate(migrate::Args),
+    /// Look for what is wrong with a deployment, and say what to do
+    Doctor(doctor::Args),
+    /// Copy the database of a data folder while the server runs
+    Backup(backup::Args),
+    /// Move a deployment from its data folder to PostgreSQL
+    Move(moving::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -86,6 +95,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Demo(args) => on_runtime(demo::run(args)),
         Command::Token(args) => token::run(&args),
         Command::Migrate(args) => on_runtime(migrate::run(args)),
+        Command::Doctor(args) => on_runtime(doctor::run(args)),
+        Command::Backup(args) => on_runtime(backup::run(args)),
+        Command::Move(args) => on_runtime(moving::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
