@@ -203,7 +203,7 @@ pub struct TakeOver {
 pub struct NodeEnd {
     /// From the end of the node until the last endpoint got something again.
     pub silence_ms: f64,
-    /// Endpoints that noticed.
+    /// Endpoints that got nothing for more than a second.
     pub silent: u64,
     /// Requests that were under way and came again.
     pub repeated: u64,
@@ -526,13 +526,14 @@ impl Report {
 
 impl OnPostgres {
     fn to_text(&self) -> String {
-        let mut text = table(&self.load_rows());
+        let loads = self.load_rows();
+        let mut text = if loads.len() > 1 { table(&loads) } else { String::new() };
         text += &growth_lines(&self.finished, &self.waiting);
         if let Some(TakeOver { nodes, rate, killed, stopped }) = &self.take_over {
             for (how, end) in [("killed", &killed.median), ("stopped", &stopped.median)] {
                 let _ = writeln!(
                     text,
-                    "\nOne of {nodes} nodes {how} at {rate} messages/s: its lanes were silent for {:.0} ms at most; {} endpoints noticed, {} requests came again",
+                    "\nOne of {nodes} nodes {how} at {rate} messages/s: no lane was silent for more than {:.0} ms; {} of them for more than a second; {} requests that were under way came again",
                     end.silence_ms, end.silent, end.repeated
                 );
             }
@@ -697,6 +698,18 @@ mod tests {
             let verdict = verdicts.iter().find(|verdict| verdict.target.starts_with(start)).expect(start);
             assert_eq!(verdict.outcome, expected, "{start}");
         }
+    }
+
+    #[test]
+    fn only_a_store_that_was_measured_is_judged() {
+        let one_node = Series::of(vec![LoadRun { cpu_us_per_delivery: 151.0, ..load(8000.0, 1.0) }]);
+        let figures =
+            Figures { postgres: Some(OnPostgres { one_node, ..OnPostgres::default() }), ..Figures::default() };
+        let outcomes: Vec<Outcome> =
+            judge(&figures, Faults::default(), false).iter().map(|verdict| verdict.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Met, Outcome::Missed, Outcome::NotMeasured, Outcome::Met]);
+        let on_sqlite = judge(&Figures::default(), Faults::default(), true);
+        assert!(on_sqlite.iter().all(|verdict| !verdict.target.starts_with("PostgreSQL")));
     }
 
     #[test]
