@@ -6,6 +6,7 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod outbox;
 pub mod postgres;
 mod queued;
 pub mod records;

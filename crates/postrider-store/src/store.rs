@@ -31,6 +31,8 @@ pub trait Store: Send + Sync + 'static {
     async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
     /// Gives up shards whose lanes are quiet: nothing of them is in memory, on the network or being written down.
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
+    /// This process is about to stop: it is offered nothing more, and what it has is wanted elsewhere.
+    async fn retire(&self) -> Result<(), StoreError>;
     /// The one that began last.
     fn tenure(&self) -> Tenure;
     /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered.

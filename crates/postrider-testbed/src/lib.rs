@@ -19,6 +19,16 @@ use std::{
 };
 use tokio_postgres::NoTls;
 
+pub use tokio_postgres::Client;
+
+/// A connection of a test's own, for what no verb of the store does.
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("the cluster is running");
+    // Its error reaches whoever waits for an answer.
+    tokio::spawn(connection);
+    client
+}
+
 /// A cluster in PostgreSQL's sense: one server with its databases. Dropped, it is stopped and its folder removed.
 ///
 /// What starts and stops it blocks the thread. A test that goes on meanwhile calls that from `spawn_blocking`.

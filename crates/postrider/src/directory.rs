@@ -173,21 +173,16 @@ impl Directory {
     }
 
     async fn look_up(&self, by: &By<AppKey>) -> Result<Option<AppEntry>, StoreError> {
-        let mut found = None;
         let app = match by {
             By::Key(key) => *key,
             By::Uid(_) => {
-                found = self.store.application(by.clone()).await?;
-                let Some(application) = &found else { return Ok(None) };
+                let Some(application) = self.store.application(by.clone()).await? else { return Ok(None) };
                 application.key
             }
         };
-        let generation = self.store.generation(app).await?;
         // What was read before the count does not belong to it.
-        if found.is_none() || generation.is_some() {
-            found = self.store.application(By::Key(app)).await?;
-        }
-        let Some(application) = found else { return Ok(None) };
+        let generation = self.store.generation(app).await?;
+        let Some(application) = self.store.application(By::Key(app)).await? else { return Ok(None) };
         Ok(Some(self.read(application, generation).await?))
     }
 

@@ -13,6 +13,7 @@ pub mod http;
 pub mod ids;
 pub mod ingest;
 pub mod keyring;
+pub mod outbox;
 pub mod rules;
 pub mod serve;
 pub mod tasks;

@@ -9,6 +9,7 @@ use crate::{
     http::{self, Api, ApiSettings, auth::Environment, server},
     ids::IdCodec,
     ingest::Ingest,
+    outbox::{Desk, Relay},
     tasks::Tasks,
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
@@ -20,6 +21,7 @@ use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -45,6 +47,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
     dispatching: JoinHandle<()>,
+    relaying: JoinSet<()>,
     /// What ends with the server, wherever it is.
     beside: JoinSet<()>,
 }
@@ -88,10 +91,7 @@ impl Server {
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
         let guard = AddressGuard::new(settings.allow_subnets.clone());
-        let extra_ca_pem = match &settings.extra_ca_file {
-            Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
-            None => None,
-        };
+        let extra_ca_pem = read_pem(settings.extra_ca_file.as_deref())?;
         let https_only = settings.https_only;
         let transport =
             Transport::new(TransportConfig { extra_ca_pem, https_only, ..TransportConfig::new(guard.clone()) })?;
@@ -117,12 +117,27 @@ impl Server {
         });
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 
+        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory)));
+        let desk = Arc::new(Desk {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            ingest: Arc::clone(&ingest),
+            ids: ids.clone(),
+            body_max: settings.body_max,
+            retention,
+        });
+        let mut relaying = JoinSet::new();
+        for outbox in settings.outboxes {
+            let ca_pem = read_pem(outbox.ca_file.as_deref())?;
+            relaying.spawn(Relay::new(outbox, ca_pem, Arc::clone(&desk), system_rng()?).run(stopped.clone()));
+        }
+
         let api = Arc::new(Api {
             store: Arc::clone(&store),
             ids,
             vault,
             tokens: Arc::clone(&tokens),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            ingest,
             directory,
             tasks,
             guard,
@@ -139,7 +154,17 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
-        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching, beside })
+        Ok(Self {
+            address,
+            tokens,
+            store,
+            grace: settings.shutdown_grace,
+            stop,
+            serving,
+            dispatching,
+            relaying,
+            beside,
+        })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -155,19 +180,26 @@ impl Server {
         tokio::select! {
             _ = &mut self.serving => {}
             _ = &mut self.dispatching => {}
+            Some(_) = self.relaying.join_next() => {}
         }
     }
 
     /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        let finished = async { (self.serving.await, self.dispatching.await) };
+        let Self { mut relaying, .. } = self;
+        let relayed = async { while relaying.join_next().await.is_some() {} };
+        let finished = async { (self.serving.await, relayed.await, self.dispatching.await) };
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
         drop(self.beside);
         self.store.close().await;
     }
+}
+
+fn read_pem(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
+    path.map(|path| std::fs::read(path).with_context(|| format!("reading {}", path.display()))).transpose()
 }
 
 pub(crate) fn system_rng() -> anyhow::Result<StdRng> {

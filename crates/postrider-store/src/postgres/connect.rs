@@ -1,7 +1,7 @@
 //! Getting to the database: its address, its settings, and connections that give up in time.
 
 use super::{
-    Db, Error, PostgresStore, Tasks, describe,
+    Db, Error, KeeperHandle, PostgresStore, describe,
     jobs::Writer,
     leases::{self, Keeper},
     news, one,
@@ -24,7 +24,7 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{
     AsyncMessage, Config, NoTls, Socket,
     config::{Host, SslMode},
@@ -77,6 +77,11 @@ impl fmt::Debug for DatabaseUrl {
 }
 
 impl DatabaseUrl {
+    /// Its name, if the URL says it.
+    pub fn database(&self) -> Option<&str> {
+        self.config.get_dbname()
+    }
+
     fn is_local(&self) -> bool {
         self.config.get_hosts().iter().all(|host| match host {
             Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
@@ -151,7 +156,7 @@ impl PostgresStore {
         let (announce, committed) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(announce));
         let (writer, writing) = Writer::start(pool(1)?, shared, options.clone());
-        let mut tasks = Tasks(vec![writing]);
+        let (stop, stopped) = oneshot::channel();
         // Whatever it is asked first, it joins.
         let cannot = |error: StoreError| OpenError::Database(error.to_string());
         writer.turn(|turn| Box::pin(async { leases::now(turn.db()).await.map(drop) })).await.map_err(cannot)?;
@@ -159,13 +164,14 @@ impl PostgresStore {
         ears.prove(writer.shared().tenure().0).await?;
         let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
         keeper.begin(now).await.map_err(|error| OpenError::Database(describe(&error)))?;
-        tasks.0.push(tokio::spawn(keeper.keep()));
+        let keeping = tokio::spawn(keeper.keep(stopped));
         Ok(Self {
             readers: Readers::new(pool(READERS)?, READ_MAX),
             searchers: Readers::new(pool(SEARCHERS)?, SEARCH_MAX),
             writer,
             committed: Mutex::new(Some(committed)),
-            _tasks: tasks,
+            keeper: Mutex::new(Some(KeeperHandle { stop, keeping })),
+            writing,
         })
     }
 }
@@ -265,13 +271,7 @@ impl Ears {
             return Ok(());
         }
         self.open = None;
-        let (db, heard) = match self.url.tls() {
-            SslMode::Disable => connect_and_listen(&self.url.config(&self.options.name), NoTls).await?,
-            _ => {
-                let tls = tls_config(&self.options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                connect_and_listen(&self.url.config(&self.options.name), Rustls::new(tls)).await?
-            }
-        };
+        let (db, heard) = self.url.connect(&self.options).await?;
         // The names are made of a number.
         db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
         self.open = Some(Open { db, node, heard });
@@ -323,7 +323,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// What is asked here is asked along an index. By figures that are old while a table grows, the planner would rather read
 /// and sort all of it, and keep to that. Where it has no choice, such a way counts as dear beyond measure, for which the
 /// server would otherwise compile it first.
-const PLANNER: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off";
+///
+/// Each statement is planned once per connection: with many partitions that takes longer than carrying it out.
+const PLANNER: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c plan_cache_mode=force_generic_plan";
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -351,6 +353,18 @@ impl DatabaseUrl {
             .tcp_user_timeout(Duration::from_secs(15))
             .ssl_mode(self.tls());
         config
+    }
+
+    /// One connection, and word of whatever it is notified of.
+    pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
+        let config = self.config(&options.name);
+        match self.tls() {
+            SslMode::Disable => connect_and_listen(&config, NoTls).await,
+            _ => {
+                let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
+                connect_and_listen(&config, Rustls::new(tls)).await
+            }
+        }
     }
 
     pub fn pool(&self, options: &PostgresOptions, size: usize) -> Result<Pool, OpenError> {

@@ -57,6 +57,8 @@ impl Writer {
     }
 
     pub async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
+        // What is accepted from now on is not handed over, and what is being accepted is written before the turn comes.
+        self.shared.leave(shards);
         self.turn(move |turn| {
             Box::pin(async move {
                 if turn.tenure() != tenure {

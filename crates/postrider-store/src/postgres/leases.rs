@@ -19,6 +19,7 @@ use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
+use tokio::sync::oneshot;
 use tokio_postgres::types::ToSql;
 
 /// The greatest key that any node has used.
@@ -83,6 +84,13 @@ pub async fn give_up(db: &Db, node: i64) -> Result<()> {
     Ok(())
 }
 
+/// Wants no shards any more. In a turn.
+pub async fn retire(db: &Db, node: i64) -> Result<()> {
+    execute(db, "UPDATE node SET retiring = true WHERE id = $1", &[&node]).await?;
+    rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
+    Ok(())
+}
+
 /// Takes free shards. In a turn.
 async fn claim(db: &Db, node: i64, count: usize) -> Result<Shards> {
     let taken = rows(
@@ -103,10 +111,18 @@ fn shard(number: i16) -> Shard {
 /// How the nodes stand, as one of them sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Nodes, and whether their lease is over.
-    pub nodes: BTreeMap<i64, bool>,
+    pub nodes: BTreeMap<i64, Standing>,
     pub owned: BTreeMap<i64, Shards>,
     pub free: Shards,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Serving,
+    /// It wants no shards any more.
+    Retiring,
+    /// Its lease is over.
+    Over,
 }
 
 /// What a node has to do about it.
@@ -122,10 +138,20 @@ pub struct Plan {
 
 /// Each node's share differs by one shard at most. `leaving`: what it is giving back already.
 pub fn plan(view: &View, me: i64, leaving: Shards) -> Plan {
-    let bury: Vec<i64> = view.nodes.iter().filter(|(id, over)| **over && **id != me).map(|(id, _)| *id).collect();
-    let living: Vec<i64> = view.nodes.keys().copied().filter(|id| *id == me || !bury.contains(id)).collect();
-    let place = living.iter().position(|id| *id == me).unwrap_or(0);
-    let share = Shard::COUNT / living.len().max(1) + usize::from(place < Shard::COUNT % living.len().max(1));
+    let of = |wanted: &dyn Fn(i64, Standing) -> bool| -> Vec<i64> {
+        view.nodes.iter().filter(|(id, standing)| wanted(**id, **standing)).map(|(id, _)| *id).collect()
+    };
+    let bury = of(&|id, standing| standing == Standing::Over && id != me);
+    let serving = of(&|id, standing| match standing {
+        Standing::Serving => true,
+        Standing::Retiring => false,
+        // It renews its lease just now.
+        Standing::Over => id == me,
+    });
+    let share = match serving.iter().position(|id| *id == me) {
+        Some(place) => Shard::COUNT / serving.len() + usize::from(place < Shard::COUNT % serving.len()),
+        None => 0,
+    };
     let mine = view.owned.get(&me).copied().unwrap_or_default();
     let kept = mine.without(leaving);
     let surplus = kept.len().saturating_sub(share);
@@ -150,10 +176,10 @@ async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View
         db,
         "SELECT node.id, lease.until IS NULL OR (lease.until < clock_timestamp()
                  AND pg_postmaster_start_time() < clock_timestamp() - $1 * interval '1 millisecond') AS is_over,
-             (SELECT array_agg(number) FROM shard WHERE shard.node = node.id)
+             (SELECT array_agg(number) FROM shard WHERE shard.node = node.id), node.retiring
          FROM node LEFT JOIN lease ON lease.node = node.id
          UNION ALL
-         SELECT 0, false, array_agg(number) FROM shard WHERE node IS NULL",
+         SELECT 0, false, array_agg(number), false FROM shard WHERE node IS NULL",
         looking,
     );
     let (renewed, found) = futures_util::try_join!(renewed, looked)?;
@@ -167,7 +193,12 @@ async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View
         match row.get(0) {
             0_i64 => view.free = shards,
             id => {
-                view.nodes.insert(id, row.get(1));
+                let standing = match (row.get(1), row.get(3)) {
+                    (true, _) => Standing::Over,
+                    (false, true) => Standing::Retiring,
+                    (false, false) => Standing::Serving,
+                };
+                view.nodes.insert(id, standing);
                 view.owned.insert(id, shards);
             }
         }
@@ -203,10 +234,11 @@ impl Keeper {
         Ok(())
     }
 
-    pub async fn keep(mut self) {
+    pub async fn keep(mut self, mut stop: oneshot::Receiver<()>) {
         loop {
             let shared = self.writer.shared();
             tokio::select! {
+                _ = &mut stop => return,
                 () = tokio::time::sleep(self.options.heartbeat) => {}
                 () = self.ears.heard() => {}
                 () = shared.wake_keeper.notified() => {}
@@ -332,7 +364,7 @@ mod tests {
             assert!(round < 10, "the nodes do not come to rest: {view:?}");
             let before = view.clone();
             for me in view.nodes.keys().copied().collect::<Vec<_>>() {
-                if !view.nodes.contains_key(&me) || view.nodes[&me] {
+                if view.nodes.get(&me).is_none_or(|standing| *standing == Standing::Over) {
                     continue;
                 }
                 let Plan { bury, claim, leave } = plan(&view, me, Shards::NONE);
@@ -358,20 +390,27 @@ mod tests {
 
     #[test]
     fn shards_are_shared_evenly_whoever_comes_and_goes() {
-        let mut view = View { free: Shards::ALL, nodes: [(7, false)].into(), ..View::default() };
+        let mut view = View { free: Shards::ALL, nodes: [(7, Standing::Serving)].into(), ..View::default() };
         view = settle(view);
         assert_eq!(shares(&view), [256]);
-        view.nodes.extend([(8, false), (9, false)]);
+        view.nodes.extend([8, 9].map(|id| (id, Standing::Serving)));
         view = settle(view);
         assert_eq!((shares(&view), view.free.len()), (vec![86, 85, 85], 0));
-        view.nodes.insert(8, true);
+        view.nodes.insert(8, Standing::Over);
         view = settle(view);
         assert_eq!((shares(&view), view.free.len()), (vec![128, 128], 0), "the dead one is gone: {view:?}");
+        view.nodes.insert(9, Standing::Retiring);
+        view = settle(view);
+        assert_eq!((shares(&view), view.free.len()), (vec![256, 0], 0), "the other one wants nothing: {view:?}");
     }
 
     #[test]
     fn a_node_does_not_declare_itself_dead_nor_gives_back_twice() {
-        let view = View { nodes: [(1, true), (2, false)].into(), owned: [(1, Shards::ALL)].into(), free: Shards::NONE };
+        let view = View {
+            nodes: [(1, Standing::Over), (2, Standing::Serving)].into(),
+            owned: [(1, Shards::ALL)].into(),
+            free: Shards::NONE,
+        };
         let first = plan(&view, 1, Shards::NONE);
         assert_eq!((first.bury.len(), first.leave.len()), (0, 128));
         assert_eq!(plan(&view, 1, first.leave).leave, Shards::NONE);
@@ -379,7 +418,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_more_than_is_free() {
-        let view = View { nodes: [(1, false)].into(), free: some([3, 4]), ..View::default() };
+        let view = View { nodes: [(1, Standing::Serving)].into(), free: some([3, 4]), ..View::default() };
         assert_eq!(plan(&view, 1, Shards::NONE).claim, 2);
     }
 }

@@ -50,11 +50,14 @@ use postrider_engine::{
 };
 use readers::Readers;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 use tokio_postgres::{Row, error::SqlState, types::ToSql};
 
 /// A connection, in or out of a transaction.
-type Db = deadpool_postgres::ClientWrapper;
+pub(crate) type Db = deadpool_postgres::ClientWrapper;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -137,7 +140,7 @@ impl From<Error> for StoreError {
 }
 
 /// An error with its causes: the outermost one of the driver says nothing.
-fn describe(error: &dyn std::error::Error) -> String {
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
@@ -183,15 +186,23 @@ pub struct PostgresStore {
     /// For what is searched for, which may take as long as the history is.
     searchers: Readers,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
-    /// End with the store, whether it was closed or not.
-    _tasks: Tasks,
+    keeper: Mutex<Option<KeeperHandle>>,
+    writing: JoinHandle<()>,
 }
 
-struct Tasks(Vec<JoinHandle<()>>);
+/// Whoever keeps the lease stops when the sender is dropped.
+struct KeeperHandle {
+    stop: oneshot::Sender<()>,
+    keeping: JoinHandle<()>,
+}
 
-impl Drop for Tasks {
+impl Drop for PostgresStore {
     fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
+        // The tasks end with the store, whether it was closed or not.
+        self.writing.abort();
+        if let Some(keeper) = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            keeper.keeping.abort();
+        }
     }
 }
 
@@ -229,6 +240,12 @@ impl Store for PostgresStore {
 
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
         self.writer.disown(tenure, shards).await
+    }
+
+    async fn retire(&self) -> Result<(), StoreError> {
+        turn!(self, [], |turn| leases::retire(turn.db(), turn.tenure().0).await)?;
+        self.writer.leave(self.writer.shared().owned());
+        Ok(())
     }
 
     fn tenure(&self) -> Tenure {
@@ -589,6 +606,12 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
+        // First, so that nothing renews a lease that is given up.
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(KeeperHandle { stop, keeping }) = keeper {
+            drop(stop);
+            let _ = keeping.await;
+        }
         self.writer.close().await;
         self.readers.close();
         self.searchers.close();

@@ -14,13 +14,14 @@ use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
 /// Deliveries that are given rows in one go.
 const STEP: i64 = 5_000;
 
-/// Of `message` and `owed.endpoint`: the delivery has no row.
+/// Of `message` and `owed.endpoint`: the delivery has no row. Written so that it is looked up message by message, in the
+/// one partition that matters; NOT EXISTS would be made a join with all of them.
 const HAS_NO_ROW: &str = "
-    NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.endpoint = owed.endpoint AND waiting.message = message.key
-                AND waiting.trigger_code = 0)
-    AND NOT EXISTS (SELECT 1 FROM dead WHERE dead.endpoint = owed.endpoint AND dead.message = message.key)
-    AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.message = message.key AND attempt.endpoint = owed.endpoint
-                    AND (attempt.trigger_code = 0 OR attempt.class = 0))";
+    (SELECT 1 FROM waiting WHERE waiting.endpoint = owed.endpoint AND waiting.message = message.key
+         AND waiting.trigger_code = 0 LIMIT 1) IS NULL
+    AND (SELECT 1 FROM dead WHERE dead.endpoint = owed.endpoint AND dead.message = message.key LIMIT 1) IS NULL
+    AND (SELECT 1 FROM attempt WHERE attempt.message = message.key AND attempt.endpoint = owed.endpoint
+         AND (attempt.trigger_code = 0 OR attempt.class = 0) LIMIT 1) IS NULL";
 
 /// Whether the delivery is handed over, at whichever node, and has no row yet.
 pub async fn is_handed(db: &Db, message: MessageKey, endpoint: EndpointKey) -> Result<bool> {

@@ -16,7 +16,7 @@ pub const MIGRATIONS: &[&str] = &[FIRST];
 /// `node.batch` counts a node's transactions, so that after a lost answer it is known whether the last one was committed;
 /// changing that row also keeps the node from being declared dead in the middle of one. `node.settled_through`: every
 /// message up to this key that the node accepted has a row for each of its deliveries, see `recover`. `node.minted`: the
-/// greatest key it has used.
+/// greatest key it has used. `node.retiring`: it is about to stop, and wants no shards any more.
 ///
 /// `cluster.floor`: no message is accepted any more with a key up to this one. Whoever has to know that he has seen all
 /// messages before a key raises it first; otherwise a node whose clock is behind could still add one.
@@ -35,6 +35,7 @@ const FIRST: &str = "
         settled_through bigint NOT NULL,
         minted          bigint NOT NULL,
         name            text NOT NULL,
+        retiring        boolean NOT NULL DEFAULT false,
         started_at      timestamptz NOT NULL
     ) WITH (fillfactor = 20);
     CREATE TABLE lease (
@@ -249,7 +250,9 @@ const FIRST: &str = "
         late_why     smallint,
         PRIMARY KEY (message, key)
     ) PARTITION BY RANGE (message);
-    CREATE INDEX attempt_endpoint ON attempt (endpoint, key);
+    -- For lists alone, which ask for `endpoint + 0`: whoever looks for the attempts of one delivery would otherwise be sent
+    -- through the whole history of its endpoint, as long as a partition is too young to be known to the planner.
+    CREATE INDEX attempt_endpoint ON attempt ((endpoint + 0), key);
     ALTER TABLE attempt ALTER COLUMN response SET STORAGE EXTERNAL;
 
     -- A span of history: the partitions message_<number> and attempt_<number> hold what belongs to messages with a key in

@@ -319,10 +319,10 @@ async fn wait_again(db: &Db, settlements: &[&Settlement]) -> Result<()> {
 /// Of `new (endpoint, message)`: it was handed over and still has to arrive. Its message may have been forgotten
 /// meanwhile, a resend may have brought it there, or a person may have ended it.
 const IS_OWED: &str = "
-    EXISTS (SELECT 1 FROM message WHERE message.key = new.message)
-    AND NOT EXISTS (SELECT 1 FROM attempt
-                    WHERE attempt.message = new.message AND attempt.endpoint = new.endpoint AND attempt.class = 0)
-    AND NOT EXISTS (SELECT 1 FROM dead WHERE dead.endpoint = new.endpoint AND dead.message = new.message)";
+    (SELECT 1 FROM message WHERE message.key = new.message LIMIT 1) IS NOT NULL
+    AND (SELECT 1 FROM attempt WHERE attempt.message = new.message AND attempt.endpoint = new.endpoint
+         AND attempt.class = 0 LIMIT 1) IS NULL
+    AND (SELECT 1 FROM dead WHERE dead.endpoint = new.endpoint AND dead.message = new.message LIMIT 1) IS NULL";
 
 async fn wait_first(db: &Db, settlements: &[&Settlement], runs: &mut Runs) -> Result<()> {
     let chosen = || of_kind(settlements, |one| one.handed && due_again(one).is_some());
@@ -412,8 +412,8 @@ async fn give_up(db: &Db, settlements: &[&Settlement], runs: &mut Runs) -> Resul
              SELECT gone.endpoint, gone.message, gone.reason, gone.at, gone.cycle,
                  coalesce((SELECT app FROM endpoint WHERE key = gone.endpoint), 0), 1
              FROM gone
-             WHERE NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.message = gone.message
-                               AND attempt.endpoint = gone.endpoint AND attempt.class = 0)
+             WHERE (SELECT 1 FROM attempt WHERE attempt.message = gone.message AND attempt.endpoint = gone.endpoint
+                    AND attempt.class = 0 LIMIT 1) IS NULL
              ON CONFLICT (endpoint, message) DO UPDATE
                  SET reason = excluded.reason, at = excluded.at, cycle = excluded.cycle, open = 1)
          SELECT endpoint, order_key FROM gone",

@@ -11,17 +11,21 @@
 use super::{
     Db, Error, PostgresOptions, Result, accept, describe, execute,
     jobs::{Failure, Hot, Job, Spilling, Turn, TurnJob, Written},
-    leases, news,
+    leases,
+    news::{self, Event, To},
     pieces::{self, Piece},
     recover, row, settle,
     shared::Shared,
 };
-use crate::{AcceptError, Committed, NewMessage, Settlement, StoreError, shards::Tenure};
+use crate::{
+    AcceptError, Committed, NewMessage, Settlement, StoreError,
+    shards::{Shards, Tenure},
+};
 use deadpool_postgres::{Client, Pool};
 use futures_util::{FutureExt, try_join};
-use postrider_engine::Timestamp;
+use postrider_engine::{EndpointKey, Timestamp};
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
@@ -321,6 +325,7 @@ impl State {
             )?;
             let mut events = received.events;
             events.extend(news::address(&client, settled.announced).await?);
+            events.extend(spilled_elsewhere(&client, &owned, &hot.spills).await?);
             news::publish(&client, here.node, &owned, &events).await?;
             let handed = settlements.iter().filter(|settlement| settlement.handed).map(|settlement| settlement.id);
             let spilled = hot.spills.iter().flat_map(|spilling| &spilling.deliveries).map(|(id, _)| *id);
@@ -643,6 +648,17 @@ async fn count(db: &Db, tenure: Tenure, batch: i64, through: i64, minted: i64) -
 
 async fn in_time<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or(Err(Error::TooSlow))
+}
+
+/// What is spilled of lanes that have been given up meanwhile: their owner has to hear of it.
+async fn spilled_elsewhere(db: &Db, owned: &Shards, spills: &[Spilling]) -> Result<Vec<Event>> {
+    let mut lanes: BTreeMap<EndpointKey, Timestamp> = BTreeMap::new();
+    for spilling in spills {
+        lanes.extend(spilling.deliveries.iter().map(|(id, _)| (id.endpoint, spilling.due)));
+    }
+    let waiting = lanes.into_iter().map(|(endpoint, due)| Committed::Waiting { endpoint, due });
+    let events = news::address(db, waiting.collect()).await?;
+    Ok(events.into_iter().filter(|event| matches!(event.to, To::Owner(shard) if !owned.contains(shard))).collect())
 }
 
 async fn spill(db: &Db, spills: &[Spilling]) -> Result<()> {

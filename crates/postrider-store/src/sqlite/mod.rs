@@ -241,6 +241,10 @@ impl Store for SqliteStore {
         Ok(())
     }
 
+    async fn retire(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn tenure(&self) -> Tenure {
         Tenure::default()
     }

@@ -10,6 +10,7 @@ mod endpoints;
 mod flags;
 mod messages;
 mod migrate;
+mod outbox;
 mod print;
 mod receive;
 mod receiver;
@@ -59,6 +60,8 @@ enum Command {
     Replay(replay::Args),
     /// Look at long work of the server, and end it
     Tasks(tasks::Args),
+    /// Make an outbox in a producer's database, and look after it
+    Outbox(outbox::Args),
     /// Show when each attempt of a preset, of rules or to an endpoint would run
     Schedule(schedule::Args),
     /// Run a test receiver that verifies and shows what arrives
@@ -89,6 +92,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
         Command::Replay(args) => on_runtime(replay::run(args)),
         Command::Tasks(args) => on_runtime(tasks::run(args)),
+        Command::Outbox(args) => on_runtime(outbox::run(args)),
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
     };

@@ -35,6 +35,9 @@ pub struct Args {
     /// How long a dead letter can be found and replayed [default: 30d]
     #[arg(long, value_name = "DURATION")]
     retention_dead_letters: Option<String>,
+    /// Take events over from the outbox in this producer's database (repeatable)
+    #[arg(long = "outbox", value_name = "URL")]
+    outboxes: Vec<String>,
     /// What is logged: a level, or levels by module [default: info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -94,6 +97,7 @@ impl Args {
         ];
         let single = single.into_iter().filter_map(|(key, value)| Some((key, value.clone()?)));
         let subnets = self.allow_subnets.iter().map(|subnet| ("allow_subnets", subnet.clone()));
-        self.place.settings(single.chain(subnets).collect())
+        let outboxes = self.outboxes.iter().map(|url| ("outboxes", url.clone()));
+        self.place.settings(single.chain(subnets).chain(outboxes).collect())
     }
 }

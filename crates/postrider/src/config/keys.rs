@@ -25,6 +25,8 @@ pub enum Form {
     List,
     /// JSON in a variable; a table in the file.
     Rules,
+    /// JSON in a variable, or one address; addresses in flags; an array in the file.
+    Outboxes,
 }
 
 pub fn find(name: &str) -> Option<&'static Key> {
@@ -66,7 +68,7 @@ fn shown(key: &Key, text: &str) -> String {
         Form::Text => format!("\"{text}\""),
         Form::Switch | Form::Number => text.to_owned(),
         Form::List => format!("[{text}]"),
-        Form::Rules => text.to_owned(),
+        Form::Rules | Form::Outboxes => text.to_owned(),
     }
 }
 
@@ -101,8 +103,8 @@ command runs. A list is an array in the file, comma-separated text in a variable
 
 Some variables have such names and are not settings: `POSTRIDER_CONFIG` (as `--config`), `POSTRIDER_URL` and
 `POSTRIDER_TOKEN` (for the commands that talk to a running server), `POSTRIDER_SECRET` (for `receive` and
-`endpoints add`), and those that Kubernetes makes for a service called `postrider` (`POSTRIDER_PORT`,
-`POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
+`endpoints add`), `POSTRIDER_OUTBOX_URL` (for `outbox`), and those that Kubernetes makes for a service called
+`postrider` (`POSTRIDER_PORT`, `POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
 
 ## Reference
 ";
@@ -219,6 +221,14 @@ pub const KEYS: &[Key] = &[
         secret: false,
         flag: None,
         about: "How endpoints are treated where neither the event type, the endpoint nor the application says anything: `retryPolicy`, `statusOverrides`, `timeouts`, `circuitBreaker`, `maxInFlight`, `ordering`, `signature` and `autoDisable`, as in the API. A table in the file (`[rules]`), JSON text in the variable. See [retries](retries.md).",
+    },
+    Key {
+        name: "outboxes",
+        form: Form::Outboxes,
+        default: None,
+        secret: true,
+        flag: Some("--outbox"),
+        about: "Databases of producers that events are taken over from, each with `url` (`postgres://user:password@host/name`) and, if wanted, `name` (by which metrics call it; else the database's), `schema` (else `postrider`) and `ca_file`. An array of tables in the file (`[[outboxes]]`), JSON text in the variable, an address in each flag. A file that holds them must not be readable by every user. See [outbox](outbox.md).",
     },
     Key {
         name: "extra_ca_file",

@@ -5,18 +5,21 @@
 //! than one that does not run.
 
 mod keys;
+mod outboxes;
 mod sources;
 mod values;
 
 pub use keys::reference;
+pub use outboxes::OutboxSettings;
 pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
-pub use values::{DurationError, Span, parse_duration, show_duration};
+pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
 use crate::rules::{Rules, path_of};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
+use outboxes::OutboxesSetting;
 use postrider_engine::policy;
 use postrider_store::postgres::{BadUrl, DatabaseUrl};
 use serde::{Deserialize, Deserializer, de};
@@ -51,6 +54,8 @@ pub struct Settings {
     pub retention_dead_letters: Duration,
     /// How endpoints are treated where nobody nearer says anything.
     pub rules: Rules,
+    /// Producers' databases that events are taken over from.
+    pub outboxes: Vec<OutboxSettings>,
     pub extra_ca_file: Option<PathBuf>,
     pub log: String,
     pub log_format: LogFormat,
@@ -187,6 +192,7 @@ fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
     let key = error.path.first().cloned().unwrap_or_default();
     // figment quotes the value it could not use, and this one must not be quoted.
     let reason = match keys::find(&key) {
+        Some(known) if known.form == keys::Form::Outboxes => outboxes::EXPECTED.to_owned(),
         Some(known) if known.secret => "must be text".to_owned(),
         Some(_) | None => error.kind.to_string(),
     };
@@ -210,6 +216,7 @@ struct Raw {
     retention_attempts: Span,
     retention_dead_letters: Span,
     rules: Option<RulesSetting>,
+    outboxes: Option<OutboxesSetting>,
     extra_ca_file: Option<PathBuf>,
     log: String,
     log_format: LogFormat,
@@ -250,7 +257,7 @@ impl<'de> Deserialize<'de> for RulesSetting {
 type Refusal = (&'static str, String);
 
 impl Raw {
-    fn check(self) -> Result<Settings, Refusal> {
+    fn check(mut self) -> Result<Settings, Refusal> {
         let database_url = self.database_url.as_ref().map(|url| read_database_url(url.reveal()));
         let database_url = database_url.transpose().map_err(|reason| ("database_url", reason))?;
         let node_name = self.node_name.clone().unwrap_or_else(host_name);
@@ -285,6 +292,7 @@ impl Raw {
             return Err(("shutdown_grace", "must be at most 1h".to_owned()));
         }
         EnvFilter::try_new(&self.log).map_err(|error| ("log", error.to_string()))?;
+        let outboxes = self.outboxes.take().map(OutboxesSetting::check).transpose()?.unwrap_or_default();
         Ok(Settings {
             tokens: self.tokens()?,
             listen: self.listen,
@@ -301,6 +309,7 @@ impl Raw {
             retention_attempts: self.retention_attempts.0,
             retention_dead_letters: self.retention_dead_letters.0,
             rules,
+            outboxes,
             extra_ca_file: self.extra_ca_file,
             log: self.log,
             log_format: self.log_format,
@@ -380,6 +389,6 @@ pub fn default_file() -> Option<PathBuf> {
 
 /// With a word before it, this fits into what PostgreSQL shows of a connection.
 const NODE_NAME_MAX: usize = 40;
-const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
+pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

@@ -198,9 +198,17 @@ fn read_text<'a>(key: &str, texts: impl IntoIterator<Item = &'a str>) -> Result<
         let items = texts.flat_map(|text| text.split(',')).map(str::trim).filter(|item| !item.is_empty());
         return Ok(Value::from(items.map(str::to_owned).collect::<Vec<_>>()));
     }
+    if form == Form::Outboxes {
+        let given: Vec<&str> = texts.map(str::trim).collect();
+        return Ok(match given[..] {
+            [json] if json.starts_with('[') => Value::from(json),
+            // No comma parts them: an address may name several hosts.
+            _ => Value::from(given),
+        });
+    }
     let text = texts.next().unwrap_or_default();
     match form {
-        Form::Text | Form::List | Form::Rules => Ok(Value::from(text)),
+        Form::Text | Form::List | Form::Rules | Form::Outboxes => Ok(Value::from(text)),
         Form::Switch => match text {
             "true" => Ok(Value::from(true)),
             "false" => Ok(Value::from(false)),
@@ -235,7 +243,7 @@ const VARIABLES: &str = "variables";
 const FLAGS: &str = "flags";
 
 /// Ours, but no settings: where the settings are, and what the commands that talk to a server need.
-const OTHER_VARIABLES: [&str; 4] = ["CONFIG", "URL", "TOKEN", "SECRET"];
+const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "URL", "TOKEN", "SECRET", "OUTBOX_URL"];
 
 /// Kubernetes sets these in every pod when a service is called `postrider`.
 const KUBERNETES: [&str; 2] = ["SERVICE_", "PORT_"];
@@ -327,6 +335,7 @@ mod tests {
             ("POSTRIDER_URL", "http://x"),
             ("POSTRIDER_TOKEN", "x"),
             ("POSTRIDER_SECRET", "x"),
+            ("POSTRIDER_OUTBOX_URL", "postgres://x"),
             ("POSTRIDER_PORT", "tcp://10.0.0.1:8071"),
             ("POSTRIDER_PORT_8071_TCP", "tcp://10.0.0.1:8071"),
             ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),
@@ -398,6 +407,39 @@ mod tests {
     }
 
     #[test]
+    fn outboxes_are_named_in_the_file_a_variable_or_flags() {
+        let names = |file: &str, variables: &[_], flags: &[_]| {
+            // Looked at for who may read it.
+            let written = tempfile::NamedTempFile::new().expect("a file that nobody else may read");
+            let sources = sources("", variables, flags).with_file_text(written.path(), file.to_owned());
+            let settings = Settings::load(&sources).expect("valid");
+            let shown = settings.outboxes.iter().map(|it| format!("{}/{} {}", it.name, it.schema, it.url));
+            shown.collect::<Vec<_>>().join(", ")
+        };
+        let file = "[[outboxes]]\nname = \"shop\"\nurl = \"postgres://a@h/b\"\nschema = \"hooks\"\n
+                    [[outboxes]]\nurl = \"postgres://a@h/c\"";
+        assert_eq!(names("", &[], &[]), "");
+        assert_eq!(names(file, &[], &[]), "shop/hooks b on h:5432, c/postrider c on h:5432");
+        let json = ("POSTRIDER_OUTBOXES", r#" [{"url": "postgres://a@h/d"}, "postgres://a@h/e"]"#);
+        assert_eq!(names(file, &[json], &[]), "d/postrider d on h:5432, e/postrider e on h:5432");
+        let plain = ("POSTRIDER_OUTBOXES", "postgres://a@h,i/f");
+        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432");
+        let flags = [("outboxes", "postgres://a@h/g"), ("outboxes", "postgres://a@h/i")];
+        assert_eq!(names(file, &[json], &flags), "g/postrider g on h:5432, i/postrider i on h:5432");
+        for (file, expected) in [
+            ("outboxes = [\"postgres://a@h/b\", \"postgres://a@i/b\"]", "two are called `b`"),
+            ("outboxes = [\"mysql://a@h/b\"]", "must begin with postgres://"),
+            ("outboxes = 7", "must be a list of addresses"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nscheme = \"x\"", "must be a list of addresses"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nschema = \"X\"", "a schema's name must be"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nname = \"x y\"", "`name` must be"),
+        ] {
+            let error = load(file, &[], &[]).expect_err(file);
+            assert!(error.contains(expected) && error.contains("`outboxes` (postrider.toml, line 1)"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_database_is_shown_without_its_password() {
         for (variables, shown) in [
             (&[][..], "None"),
@@ -442,6 +484,10 @@ mod tests {
     fn no_error_shows_a_secret() {
         let canary = "7306092581937";
         for file in [
+            format!("outboxes = [\"postgres://a:{canary}@h:x/b\"]"),
+            format!("outboxes = [\"mysql://a:{canary}@h/b\"]"),
+            format!("outboxes = \"postgres://a:{canary}@h/b\""),
+            format!("outboxes = [{{ uri = \"postgres://a:{canary}@h/b\" }}]"),
             format!("jwt_secret = {canary}"),
             format!("jwt_secret = \"{canary}\""),
             format!("jwt_secret = \"{canary}"),

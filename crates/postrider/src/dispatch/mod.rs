@@ -163,6 +163,7 @@ impl Dispatch {
             let now = clock::now();
             if !stopping && *stop.borrow() {
                 stopping = true;
+                self.retire();
                 self.leave(self.owned, now);
                 self.engine.release(|_| true, now);
             }
@@ -194,6 +195,16 @@ impl Dispatch {
                 self.hear(news, &mut stop).await;
             }
         }
+    }
+
+    /// What has come to rest is to be someone else's, and not to be offered again.
+    fn retire(&self) {
+        let store = Arc::clone(&self.store);
+        tokio::spawn(async move {
+            if let Err(error) = store.retire().await {
+                tracing::warn!(%error, "the other nodes could not be told that this one stops");
+            }
+        });
     }
 
     fn wake_at(&self, may_send: bool) -> Option<Instant> {

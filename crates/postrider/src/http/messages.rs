@@ -15,7 +15,12 @@ use super::{
     payload::{Detail, Shown},
     time::Time,
 };
-use crate::{directory::AppEntry, ids::IdCodec, ingest::NewEvent, tokens::Principal};
+use crate::{
+    directory::AppEntry,
+    ids::IdCodec,
+    ingest::{NewEvent, content::DELIVER_AHEAD_MAX},
+    tokens::Principal,
+};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -130,9 +135,6 @@ pub fn payload_gone() -> Response {
     let detail = "The payload of this message has expired or was removed".into();
     json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail })
 }
-
-/// How far ahead a message may be handed in.
-const DELIVER_AHEAD_MAX: Duration = Duration::from_hours(24);
 
 fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
     match deliver_at {

@@ -1,5 +1,7 @@
 //! Takes a message in: works out whom it is owed to, and hands it to the store.
 
+pub mod content;
+
 use crate::{
     clock,
     directory::{AppEntry, Directory, EndpointEntry},

@@ -59,6 +59,8 @@ impl House {
     /// With what the server itself says about how endpoints are treated.
     pub fn with_rules(rules: Layer) -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        // Keys before data: data without keys is taken for a loss of them.
+        Keyring::open_or_create(folder.path()).expect("keys");
         let store = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
         Self::on(store, folder, Vec::new(), rules)
     }
