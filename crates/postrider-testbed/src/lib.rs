@@ -59,7 +59,12 @@ impl Cluster {
         Self::start_in(&std::env::temp_dir())
     }
 
-    fn start_in(place: &Path) -> Self {
+    /// In a folder of its own in `place`, which the user `postgres` must be able to enter and write to if root asks.
+    ///
+    /// # Panics
+    ///
+    /// If there is no PostgreSQL on this machine, or it does not start.
+    pub fn start_in(place: &Path) -> Self {
         let (mut keeper, folder) = Keeper::spawn(&programs::folder(), place);
         let log = || fs::read_to_string(folder.join("log")).unwrap_or_default();
         assert!(keeper.obeys("create"), "initdb failed:\n{}", log());
