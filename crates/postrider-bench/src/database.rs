@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use postrider_testbed::{Cluster, Mode};
-use tokio_postgres::{Client, NoTls};
+use postrider_testbed::{Client, Cluster, Mode};
 
 use crate::process;
 
@@ -46,7 +45,7 @@ impl Database {
 
     /// Removes a database, so that nothing is done for it behind the next measurement.
     pub async fn discard(&self, url: &str) -> Result<()> {
-        let client = self.connect().await?;
+        let client = self.connect().await;
         if self.accounts == Accounts::Kept {
             tell_accounts(&client, name_of(url)).await?;
         }
@@ -60,26 +59,23 @@ impl Database {
 
     /// Transactions in a database since it was made. The question is asked in another one.
     pub async fn transactions(&self, url: &str) -> Result<u64> {
-        let client = self.connect().await?;
+        let client = self.connect().await;
         let asked = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1";
         let row = client.query_one(asked, &[&name_of(url)]).await.context("counting transactions")?;
         Ok(u64::try_from(row.get::<_, i64>(0))?)
     }
 
-    async fn connect(&self) -> Result<Client> {
+    async fn connect(&self) -> Client {
         connect(&self.cluster).await
     }
 }
 
-async fn connect(cluster: &Cluster) -> Result<Client> {
-    let connected = tokio_postgres::connect(&cluster.url("postgres"), NoTls).await;
-    let (client, connection) = connected.context("connecting to PostgreSQL")?;
-    tokio::spawn(connection);
-    Ok(client)
+async fn connect(cluster: &Cluster) -> Client {
+    postrider_testbed::connect(&cluster.url("postgres")).await
 }
 
 async fn keep_accounts(cluster: Cluster) -> Result<Cluster> {
-    let client = connect(&cluster).await?;
+    let client = connect(&cluster).await;
     client.batch_execute("ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'").await?;
     drop(client);
     let cluster = on_a_thread(move || {
@@ -87,7 +83,7 @@ async fn keep_accounts(cluster: Cluster) -> Result<Cluster> {
         cluster
     })
     .await?;
-    connect(&cluster).await?.batch_execute("CREATE EXTENSION pg_stat_statements").await?;
+    connect(&cluster).await.batch_execute("CREATE EXTENSION pg_stat_statements").await?;
     Ok(cluster)
 }
 
