@@ -116,7 +116,7 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     }
     let logs = drill.finish();
     let summary = verdict(&logs, seed);
-    assert!(summary.messages > 500 * rounds, "there was hardly any load: {summary:?}");
+    assert!(summary.messages > 100 * rounds, "there was hardly any load: {summary:?}");
     assert_eq!(summary.in_flight_max, 4, "the cap was never reached, so nothing was shown");
 }
 
