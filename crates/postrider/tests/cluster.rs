@@ -2,7 +2,7 @@
 //! nothing arrives twice but what was under way, and what is limited or ordered over all nodes stays so.
 //!
 //! `CLUSTER_ROUNDS=20` makes the long run of it. A failure prints the seed; `CLUSTER_SEED` draws the same load and the
-//! same moments again, though not what the machine makes of them.
+//! same moments again, though not what the machine makes of them. `CLUSTER_HARM=Pause` does only that kind of harm.
 
 #[path = "cluster/drill.rs"]
 mod drill;
@@ -28,12 +28,13 @@ use support::{api::Client, cluster::Cluster, eventually, receiver::Receiver};
 #[test]
 fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_database() {
     let rounds: usize = variable("CLUSTER_ROUNDS").unwrap_or(1);
+    let only: String = variable("CLUSTER_HARM").unwrap_or_default();
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(NODES, seed);
     drill.wait_for_flow();
     for round in 1..=rounds {
-        let mut harms = HARMS;
+        let mut harms: Vec<Harm> = HARMS.into_iter().filter(|harm| format!("{harm:?}").contains(&only)).collect();
         shuffle(&mut harms, &mut rng);
         for harm in harms {
             drill.run_for(draw(200..1_000, &mut rng));
@@ -81,10 +82,22 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
                         Kind::CutOff { node }
                     });
                 }
-                Harm::RestartDatabase(mode) => {
+                Harm::CutAll { millis } => {
+                    let time = draw(millis, &mut rng);
                     drill.suffer(|cluster| {
-                        cluster.database.restart(mode);
-                        Kind::DatabaseRestarted
+                        cluster.nodes.iter().for_each(|node| node.line.cut());
+                        thread::sleep(time);
+                        cluster.nodes.iter().for_each(|node| node.line.mend());
+                        Kind::DatabaseAway
+                    });
+                }
+                Harm::RestartDatabase { mode, away } => {
+                    let away = draw(away, &mut rng);
+                    drill.suffer(|cluster| {
+                        cluster.database.stop(mode);
+                        thread::sleep(away);
+                        cluster.database.resume();
+                        Kind::DatabaseAway
                     });
                 }
                 Harm::RollingRestart => {
@@ -103,7 +116,7 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     }
     let logs = drill.finish();
     let summary = verdict(&logs, seed);
-    assert!(summary.messages > 500 * rounds, "there was hardly any load: {summary:?}");
+    assert!(summary.messages > 100 * rounds, "there was hardly any load: {summary:?}");
     assert_eq!(summary.in_flight_max, 4, "the cap was never reached, so nothing was shown");
 }
 
@@ -198,7 +211,14 @@ enum Harm {
         of: Direction,
         millis: Range<u64>,
     },
-    RestartDatabase(Mode),
+    /// For longer than a lease: nobody could renew one, so nobody loses one.
+    CutAll {
+        millis: Range<u64>,
+    },
+    RestartDatabase {
+        mode: Mode,
+        away: Range<u64>,
+    },
     RollingRestart,
 }
 
@@ -208,7 +228,7 @@ enum Direction {
     Answers,
 }
 
-const HARMS: [Harm; 11] = [
+const HARMS: [Harm; 12] = [
     Harm::Kill { away: 0..1_500 },
     Harm::Kill { away: 6_000..8_000 },
     Harm::Pause,
@@ -217,8 +237,9 @@ const HARMS: [Harm; 11] = [
     Harm::Silence { of: Direction::Answers, millis: 100..2_000 },
     Harm::Silence { of: Direction::Answers, millis: 6_000..8_000 },
     Harm::Silence { of: Direction::Both, millis: 4_000..8_000 },
-    Harm::RestartDatabase(Mode::Fast),
-    Harm::RestartDatabase(Mode::Immediate),
+    Harm::CutAll { millis: 6_000..8_000 },
+    Harm::RestartDatabase { mode: Mode::Fast, away: 0..1 },
+    Harm::RestartDatabase { mode: Mode::Immediate, away: 0..6_000 },
     Harm::RollingRestart,
 ];
 
@@ -255,7 +276,7 @@ fn seed() -> u64 {
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} cannot be {text}")))
 }
 
 const NODES: usize = 3;

@@ -22,7 +22,7 @@ use std::{
     future::poll_fn,
     str::FromStr,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{
@@ -241,6 +241,7 @@ struct Open {
     /// Whose channel it listens to.
     node: i64,
     heard: mpsc::Receiver<()>,
+    since: Instant,
 }
 
 impl Ears {
@@ -254,6 +255,11 @@ impl Ears {
 
     pub fn shut(&mut self) {
         self.open = None;
+    }
+
+    /// How long it has been in touch with the database without a break.
+    pub fn in_touch_for(&self) -> Duration {
+        self.open.as_ref().map_or(Duration::ZERO, |open| open.since.elapsed())
     }
 
     /// Waits until there is something to read. Without a connection, for ever.
@@ -276,7 +282,7 @@ impl Ears {
         let (db, heard) = self.url.connect(&self.options).await?;
         // The names are made of a number.
         db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
-        self.open = Some(Open { db, node, heard });
+        self.open = Some(Open { db, node, heard, since: Instant::now() });
         Ok(())
     }
 

@@ -161,21 +161,23 @@ pub fn plan(view: &View, me: i64, leaving: Shards) -> Plan {
 }
 
 /// Renews the lease and looks around. `None`: the node was declared dead.
-async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View>> {
+///
+/// `sure`: whoever has not renewed his lease by now could have, see `Keeper::is_sure`.
+pub async fn beat(db: &Db, me: i64, sure: bool, options: &PostgresOptions) -> Result<Option<View>> {
     let lease = millis(options.lease);
-    let (renewing, looking): (&[&(dyn ToSql + Sync)], &[&(dyn ToSql + Sync)]) = (&[&me, &lease], &[&lease]);
+    let (renewing, looking): (&[&(dyn ToSql + Sync)], &[&(dyn ToSql + Sync)]) = (&[&me, &lease], &[&sure]);
+    // The lock waits for whoever is declaring this node dead. Without it the lease of a node that is gone would be renewed,
+    // and it would send on.
     let renewed = execute(
         db,
         "INSERT INTO lease (node, until)
-         SELECT id, clock_timestamp() + $2 * interval '1 millisecond' FROM node WHERE id = $1
+         SELECT id, clock_timestamp() + $2 * interval '1 millisecond' FROM node WHERE id = $1 FOR KEY SHARE
          ON CONFLICT (node) DO UPDATE SET until = excluded.until",
         renewing,
     );
-    // After a restart of the database everyone gets the time of a lease to come back.
     let looked = rows(
         db,
-        "SELECT node.id, lease.until IS NULL OR (lease.until < clock_timestamp()
-                 AND pg_postmaster_start_time() < clock_timestamp() - $1 * interval '1 millisecond') AS is_over,
+        "SELECT node.id, lease.until IS NULL OR ($1 AND lease.until < clock_timestamp()) AS is_over,
              (SELECT array_agg(number) FROM shard WHERE shard.node = node.id), node.retiring
          FROM node LEFT JOIN lease ON lease.node = node.id
          UNION ALL
@@ -206,6 +208,13 @@ async fn beat(db: &Db, me: i64, options: &PostgresOptions) -> Result<Option<View
     Ok(Some(view))
 }
 
+/// Whether the database has been up for so long that whoever lives has found it again, even if it had to recover first,
+/// which is part of that time.
+async fn is_settled(db: &Db) -> Result<bool> {
+    let found = one(db, "SELECT pg_postmaster_start_time() < clock_timestamp() - interval '1 minute'", &[]).await?;
+    Ok(found.get(0))
+}
+
 /// Keeps the lease, the share and the news of one node, beside everything else.
 pub struct Keeper {
     writer: Writer,
@@ -216,21 +225,34 @@ pub struct Keeper {
     tenure: Tenure,
     /// When what a dead node held falls due, if not now.
     due: Option<Timestamp>,
+    /// At start: the database has been there for all this time, as far as can be told.
+    database_is_settled: bool,
 }
 
 impl Keeper {
     pub fn new(writer: Writer, ears: Ears, options: PostgresOptions) -> Self {
-        Self { writer, ears, options, leaving: Shards::NONE, tenure: Tenure::default(), due: None }
+        Self {
+            writer,
+            ears,
+            options,
+            leaving: Shards::NONE,
+            tenure: Tenure::default(),
+            due: None,
+            database_is_settled: false,
+        }
     }
 
     /// Before anything else: takes over from the dead, and takes its share.
     pub async fn begin(&mut self, due: Timestamp) -> Result<()> {
         self.due = Some(due);
+        self.ears.open(self.writer.shared().tenure().0).await?;
+        self.database_is_settled = is_settled(self.ears.db()?).await?;
         // Once to bury the dead and once to take what they leave.
         for _ in 0..2 {
             self.look().await?;
         }
         self.due = None;
+        self.database_is_settled = false;
         Ok(())
     }
 
@@ -261,7 +283,7 @@ impl Keeper {
         self.ears.open(tenure.0).await?;
         let asked_at = Instant::now();
         let patience = self.options.lease.min(Duration::from_secs(3));
-        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, &self.options)).await;
+        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
         let Some(view) = beat.unwrap_or(Err(Error::TooSlow))? else {
             self.writer.doubt();
             return Ok(());
@@ -270,6 +292,13 @@ impl Keeper {
         self.hear_news(tenure).await?;
         self.act(&view, tenure).await;
         Ok(())
+    }
+
+    /// Whether a lease that is over means a death. When the database was away, from all nodes or only from this one, the
+    /// leases of others may be over because nobody could renew them, or because it has not been long since they can. So
+    /// whoever judges must have been in touch himself for as long as a lease lasts.
+    fn is_sure(&self) -> bool {
+        self.database_is_settled || self.ears.in_touch_for() >= self.options.lease
     }
 
     async fn hear_news(&mut self, tenure: Tenure) -> Result<()> {
@@ -296,17 +325,16 @@ impl Keeper {
     }
 
     async fn bury(&mut self, node: i64) {
-        let due = self.due;
-        let lease = millis(self.options.lease);
+        let (due, sure) = (self.due, self.is_sure());
         let buried = self.writer.turn(move |turn| {
             Box::pin(async move {
-                // It may have come back meanwhile.
+                // It may have come back meanwhile; from here on it cannot.
+                recover::hold_node(turn.db(), node).await?;
                 let is_over = rows(
                     turn.db(),
                     "SELECT 1 FROM node LEFT JOIN lease ON lease.node = node.id
-                     WHERE node.id = $1 AND (lease.until IS NULL OR (lease.until < clock_timestamp()
-                         AND pg_postmaster_start_time() < clock_timestamp() - $2 * interval '1 millisecond'))",
-                    &[&node, &lease],
+                     WHERE node.id = $1 AND (lease.until IS NULL OR ($2 AND lease.until < clock_timestamp()))",
+                    &[&node, &sure],
                 )
                 .await?;
                 if is_over.is_empty() {

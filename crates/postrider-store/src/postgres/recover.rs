@@ -81,7 +81,7 @@ pub async fn recover(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
 /// Ends a node: what it held gets rows, and its shards are free. Whatever it still sends is refused.
 pub async fn bury_node(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
     // First of all, so that it cannot write any more while the rest is done.
-    if row(db, "SELECT 1 FROM node WHERE id = $1 FOR UPDATE", &[&node]).await?.is_none() {
+    if !hold_node(db, node).await? {
         return Ok(0);
     }
     let recovered = recover(db, node, due).await?;
@@ -92,4 +92,9 @@ pub async fn bury_node(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
     execute(db, "DELETE FROM lease WHERE node = $1", &[&node]).await?;
     execute(db, "DELETE FROM node WHERE id = $1", &[&node]).await?;
     Ok(recovered)
+}
+
+/// Keeps a node from writing and from renewing its lease until the end of the transaction. False if it is gone.
+pub async fn hold_node(db: &Db, node: i64) -> Result<bool> {
+    Ok(row(db, "SELECT 1 FROM node WHERE id = $1 FOR UPDATE", &[&node]).await?.is_some())
 }

@@ -89,7 +89,7 @@ impl Drill {
     }
 
     /// Ends the load, waits until nothing is left to do, and gathers what everyone has to say.
-    pub fn finish(mut self) -> Logs {
+    pub fn finish(&mut self) -> Logs {
         self.book.is_over.store(true, Relaxed);
         let node = &self.cluster.nodes[0].server;
         let mut client = Client::new(node.address(), self.cluster.token());

@@ -87,7 +87,7 @@ pub enum Kind {
     Paused { node: usize, woken: Instant },
     CutOff { node: usize },
     Stopped { node: usize },
-    DatabaseRestarted,
+    DatabaseAway,
 }
 
 impl Kind {
@@ -96,7 +96,7 @@ impl Kind {
     fn may_repeat(self) -> bool {
         match self {
             Self::Killed { .. } | Self::Paused { .. } | Self::CutOff { .. } => true,
-            Self::Stopped { .. } | Self::DatabaseRestarted => false,
+            Self::Stopped { .. } | Self::DatabaseAway => false,
         }
     }
 
@@ -105,7 +105,7 @@ impl Kind {
             Self::Killed { node } | Self::Paused { node, .. } | Self::CutOff { node } | Self::Stopped { node } => {
                 node == refusing
             }
-            Self::DatabaseRestarted => true,
+            Self::DatabaseAway => true,
         }
     }
 }
@@ -321,7 +321,7 @@ impl<'a> Judge<'a> {
                 self.summary.in_flight_max = self.summary.in_flight_max.max(seen);
                 let is_waking = |fault: &Fault| match fault.kind {
                     Kind::Paused { woken, .. } => woken <= at && at <= woken + AFTER_WAKING,
-                    Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseRestarted => false,
+                    Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => false,
                 };
                 let allowed = if self.logs.faults.iter().any(is_waking) { 2 * cap } else { cap };
                 if seen > allowed {

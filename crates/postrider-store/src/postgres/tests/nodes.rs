@@ -281,3 +281,50 @@ async fn what_the_database_says_when_it_ends_a_connection_is_not_held_against_wh
         assert!(matches!(StoreError::from(error), StoreError::Unreachable(_)), "{code}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_being_declared_dead_cannot_renew_its_lease() {
+    let url = fresh_url().await;
+    let store = open(&url, START, &PostgresOptions { heartbeat: DEADLINE, ..PostgresOptions::default() }).await;
+    let node = store.tenure().0;
+    let (judge, judged, watch) = (connect(&url).await, connect(&url).await, connect(&url).await);
+    judge.batch_execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0").await.unwrap();
+    recover::bury_node(&judge, node, START).await.unwrap();
+    let beating = tokio::spawn(async move {
+        leases::beat(&judged, node, true, &PostgresOptions::default()).await.map(|view| view.is_some())
+    });
+    eventually("the lease is asked for", || async {
+        let waiting =
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO lease%'
+                       AND datname = current_database()";
+        !rows(&watch, waiting, &[]).await.unwrap().is_empty()
+    })
+    .await;
+    judge.batch_execute("COMMIT").await.unwrap();
+    assert!(!beating.await.unwrap().expect("an answer"), "it has no lease any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_was_away_from_the_database_himself_declares_nobody_dead_at_once() {
+    let url = fresh_url().await;
+    let options =
+        PostgresOptions { heartbeat: Duration::from_millis(50), lease: DEADLINE, ..PostgresOptions::default() };
+    let (one, two) = (open(&url, START, &options).await, open(&url, START, &options).await);
+    let (node, other) = (one.tenure().0, two.tenure().0);
+    drop(two);
+    // As after a time without the database that was longer than a lease.
+    let away = "WITH ended AS (UPDATE lease SET until = now() - interval '1 minute')
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    let db = connect(&url).await;
+    rows(&db, away, &[]).await.unwrap();
+    // Between one renewal and the next it has looked at the others.
+    let mut renewals = std::collections::BTreeSet::new();
+    while renewals.len() < 3 {
+        let found =
+            rows(&db, "SELECT until::text FROM lease WHERE node = $1 AND until > now()", &[&node]).await.unwrap();
+        renewals.extend(found.iter().map(|row| row.get::<_, String>(0)));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(row(&db, "SELECT 1 FROM node WHERE id = $1", &[&other]).await.unwrap().is_some());
+}
