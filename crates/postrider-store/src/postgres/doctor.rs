@@ -314,7 +314,7 @@ mod tests {
         migrate(&careless, &options).await.unwrap();
         let db = visit::connect(&careless, &options).await.unwrap();
         db.batch_execute(
-            "INSERT INTO node VALUES (7, 0, 0, 0, 'gone', now());
+            "INSERT INTO node (id, batch, settled_through, minted, name, started_at) VALUES (7, 0, 0, 0, 'gone', now());
              INSERT INTO lease VALUES (7, clock_timestamp() - interval '90 seconds');
              INSERT INTO endpoint (key, app, version, url, description, metadata, sealed, created_at, updated_at)
                  VALUES (1, 1, 1, '', '', '', '', 0, 0);
