@@ -22,10 +22,15 @@ use crate::payload::{self, Stamp};
 
 /// Where messages go; applications take turns.
 pub struct Target {
-    pub address: SocketAddr,
-    pub host: HeaderValue,
+    /// One, or as many as there are nodes; producers are spread over them.
+    pub ways: Vec<Way>,
     pub authorization: HeaderValue,
     pub applications: Vec<Application>,
+}
+
+pub struct Way {
+    pub address: SocketAddr,
+    pub host: HeaderValue,
 }
 
 #[derive(Clone)]
@@ -51,16 +56,16 @@ pub async fn closed_loop(target: &Arc<Target>, ledger: &Arc<Ledger>, connections
         Until::Messages(count) => count,
     };
     let mut producers = JoinSet::new();
-    for _ in 0..connections {
+    for producer in 0..connections {
         let (target, ledger) = (Arc::clone(target), Arc::clone(ledger));
         producers.spawn(async move {
-            let mut connection = None;
+            let mut line = Line::of(producer, &target);
             while Instant::now() < end {
                 let seq = ledger.next_seq();
                 if seq >= messages_max {
                     break;
                 }
-                post(&mut connection, &target, &ledger, seq, monotonic_ns(), end).await?;
+                post(&mut line, &target, &ledger, seq, monotonic_ns(), end).await?;
             }
             Ok(())
         });
@@ -90,7 +95,7 @@ pub async fn open_loop(target: &Arc<Target>, ledger: &Arc<Ledger>, rate: u32, du
             offset += gap;
         }
     });
-    let idle = Arc::new(Mutex::new(Vec::<Connection>::new()));
+    let idle: Arc<[Mutex<Vec<Connection>>]> = target.ways.iter().map(|_| Mutex::default()).collect();
     let mut posts = JoinSet::new();
     while let Some(due_ns) = dues.recv().await {
         while let Some(done) = posts.try_join_next() {
@@ -101,10 +106,11 @@ pub async fn open_loop(target: &Arc<Target>, ledger: &Arc<Ledger>, rate: u32, du
         }
         let (target, ledger, idle) = (Arc::clone(target), Arc::clone(ledger), Arc::clone(&idle));
         posts.spawn(async move {
-            let mut connection = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let seq = ledger.next_seq();
-            post(&mut connection, &target, &ledger, seq, due_ns, Instant::now() + POST_MAX).await?;
-            idle.lock().unwrap_or_else(PoisonError::into_inner).extend(connection);
+            let mut line = Line::of(usize::try_from(seq).expect("a u32 fits"), &target);
+            line.connection = idle[line.way].lock().unwrap_or_else(PoisonError::into_inner).pop();
+            post(&mut line, &target, &ledger, seq, due_ns, Instant::now() + POST_MAX).await?;
+            idle[line.way].lock().unwrap_or_else(PoisonError::into_inner).extend(line.connection);
             Ok(())
         });
     }
@@ -119,11 +125,28 @@ async fn join_all(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
+/// A producer's connection, and to which node.
+struct Line {
+    way: usize,
+    connection: Option<Connection>,
+}
+
+impl Line {
+    fn of(number: usize, target: &Target) -> Line {
+        Line { way: number % target.ways.len(), connection: None }
+    }
+
+    /// When a node does not answer, the next is asked, as behind a load balancer.
+    fn turn_to_next(&mut self, target: &Target) {
+        *self = Line::of(self.way + 1, target);
+    }
+}
+
 /// Posts one message until it is accepted, `give_up` comes, or nothing works any more.
 ///
 /// A retry repeats the body and the key, as SDKs do, so the server must not make a second message of it.
 async fn post(
-    connection: &mut Option<Connection>,
+    line: &mut Line,
     target: &Target,
     ledger: &Ledger,
     seq: u32,
@@ -135,13 +158,14 @@ async fn post(
     let key = idempotency_key(ledger.run, seq);
     ledger.note_sent(sent_ns);
     for _ in 0..TRIES_MAX {
+        let way = &target.ways[line.way];
         let request = Request::post(application.messages.clone())
-            .header(HOST, &target.host)
+            .header(HOST, &way.host)
             .header(AUTHORIZATION, &target.authorization)
             .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
             .header(IDEMPOTENCY_KEY, &key)
             .body(Full::new(body.clone()))?;
-        match exchange(connection, target.address, request).await {
+        match exchange(&mut line.connection, way.address, request).await {
             Ok(answer) if answer.status == StatusCode::ACCEPTED => {
                 let id = message_id(&answer.body)
                     .with_context(|| format!("finding the id in {}", String::from_utf8_lossy(&answer.body)))?;
@@ -154,7 +178,10 @@ async fn post(
             Ok(answer) => {
                 bail!("the server answered {} to a message: {}", answer.status, String::from_utf8_lossy(&answer.body))
             }
-            Err(_) => ledger.note_broken(),
+            Err(_) => {
+                ledger.note_broken();
+                line.turn_to_next(target);
+            }
         }
         if Instant::now() >= give_up {
             return Ok(());

@@ -6,6 +6,7 @@
 //! table piece.
 
 use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct Ledger {
     owed: AtomicU64,
     arrived: AtomicU64,
     duplicated: AtomicU64,
+    repeated: AtomicU64,
+    excused_ns: OnceLock<Range<u64>>,
     refused: AtomicU64,
     broken: AtomicU64,
 }
@@ -43,6 +46,8 @@ impl Ledger {
             owed: AtomicU64::new(0),
             arrived: AtomicU64::new(0),
             duplicated: AtomicU64::new(0),
+            repeated: AtomicU64::new(0),
+            excused_ns: OnceLock::new(),
             refused: AtomicU64::new(0),
             broken: AtomicU64::new(0),
         }
@@ -81,12 +86,19 @@ impl Ledger {
         let (piece, place) = self.place(seq);
         let arrival = &piece.arrivals[place * self.width + column % self.width];
         if arrival.message.swap(digest(message_id), Relaxed) != 0 {
-            self.duplicated.fetch_add(1, Relaxed);
+            let first_ns = sent_ns + arrival.latency_ns.load(Relaxed);
+            let is_excused = self.excused_ns.get().is_some_and(|excused| excused.contains(&first_ns));
+            if is_excused { &self.repeated } else { &self.duplicated }.fetch_add(1, Relaxed);
             return;
         }
         arrival.latency_ns.store(at_ns.saturating_sub(sent_ns), Relaxed);
         self.last_arrival_ns.fetch_max(at_ns, Relaxed);
         self.arrived.fetch_add(1, Relaxed);
+    }
+
+    /// What first arrived in this time may come again: its sender was killed, perhaps before it had written down the answer.
+    pub fn excuse(&self, arrived_ns: Range<u64>) {
+        self.excused_ns.set(arrived_ns).expect("one node is killed in a measurement");
     }
 
     pub fn accepted(&self) -> u64 {
@@ -137,6 +149,7 @@ impl Ledger {
             broken: self.broken.load(Relaxed),
             lost,
             duplicated: self.duplicated.load(Relaxed),
+            repeated: self.repeated.load(Relaxed),
             misnamed,
             accepting: since_first_send(self.last_accept_ns.load(Relaxed)),
             arriving: since_first_send(self.last_arrival_ns.load(Relaxed)),
@@ -159,6 +172,8 @@ pub struct Tally {
     pub broken: u64,
     pub lost: u64,
     pub duplicated: u64,
+    /// Arrived again, and could be excused.
+    pub repeated: u64,
     /// Arrived under another id than the producer was told.
     pub misnamed: u64,
     /// First send to last 202.
@@ -224,6 +239,20 @@ mod tests {
         let median_ns = tally.latencies.value_at_quantile(0.5);
         assert!((4_990..=5_010).contains(&median_ns), "{median_ns}");
         assert_eq!(ledger.tally(|seq| seq != 2).lost, 0, "a message that is not kept is not missed");
+    }
+
+    #[test]
+    fn only_what_a_killed_node_had_under_way_may_come_again() {
+        let ledger = Ledger::new(1, 1);
+        for (seq, at_ns) in [(0, 2_000), (1, 3_000), (2, 4_000)] {
+            ledger.note_arrival(seq, 0, b"msg", 1_000, at_ns);
+        }
+        ledger.excuse(2_500..3_500);
+        for seq in 0..3 {
+            ledger.note_arrival(seq, 0, b"msg", 1_000, 9_000);
+        }
+        let tally = ledger.tally(|_| true);
+        assert_eq!((tally.repeated, tally.duplicated), (1, 2));
     }
 
     #[test]

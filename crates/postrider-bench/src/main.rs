@@ -5,6 +5,8 @@
 
 mod client;
 mod clock;
+mod cluster;
+mod database;
 mod floor;
 mod generator;
 mod ledger;
@@ -24,7 +26,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::OnceCell;
 
+use crate::database::Accounts;
 use crate::process::Machine;
 use crate::progress::Progress;
 use crate::receiver::Receiver;
@@ -46,8 +50,11 @@ struct Args {
     /// Length of one measurement
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=120))]
     seconds: u64,
+    /// All scenarios of this store
+    #[arg(long, value_enum, default_value_t = Stores::Sqlite)]
+    store: Stores,
     /// Only these scenarios
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "store")]
     only: Vec<Scenario>,
     /// Also write everything, run by run, to this file
     #[arg(long, value_name = "FILE")]
@@ -61,6 +68,14 @@ struct Args {
     /// Waiting retries to fill the store with
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
     growth_waiting: u32,
+    /// The same two on PostgreSQL
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
+    pg_finished: u32,
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
+    pg_waiting: u32,
+    /// Tell on which statements PostgreSQL spent its time; that costs some of it
+    #[arg(long)]
+    statements: bool,
     /// Deliveries to fill a paused lane with
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
     parking: u32,
@@ -75,6 +90,23 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(subcommand)]
     role: Option<Role>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Stores {
+    Sqlite,
+    Postgres,
+    Both,
+}
+
+impl Stores {
+    fn has(self, scenario: Scenario) -> bool {
+        match self {
+            Stores::Sqlite => !scenario.is_on_postgres(),
+            Stores::Postgres => scenario.is_on_postgres(),
+            Stores::Both => true,
+        }
+    }
 }
 
 #[derive(Subcommand)]
@@ -130,13 +162,15 @@ async fn benchmark(args: &Args) -> Result<Report> {
         runs: usize::from(args.runs),
         seconds: args.seconds,
         scenarios: if args.only.is_empty() {
-            Scenario::value_variants().iter().copied().collect()
+            Scenario::value_variants().iter().copied().filter(|scenario| args.store.has(*scenario)).collect()
         } else {
             args.only.iter().copied().collect()
         },
         rate: args.rate,
         growth_finished: args.growth_finished,
         growth_waiting: args.growth_waiting,
+        pg_finished: args.pg_finished,
+        pg_waiting: args.pg_waiting,
         parking: args.parking,
         hang_seconds: args.hang_seconds,
         patience_seconds: args.patience_seconds,
@@ -144,6 +178,8 @@ async fn benchmark(args: &Args) -> Result<Report> {
     let launcher = Launcher {
         binary: server_binary(args.server.as_deref())?,
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        accounts: if args.statements { Accounts::Kept } else { Accounts::None },
+        database: OnceCell::new(),
     };
     let machine = Machine::observe(
         &fs::canonicalize(&launcher.dir).with_context(|| format!("looking for {}", launcher.dir.display()))?,
@@ -166,7 +202,7 @@ async fn benchmark(args: &Args) -> Result<Report> {
     };
     let figures = bench.run().await?;
     bench.progress.finish();
-    let verdicts = judge(&figures, bench.faults);
+    let verdicts = judge(&figures, bench.faults, bench.settings.is_on_sqlite());
     let report = Report { machine, server, settings: bench.settings, figures, faults: bench.faults, verdicts };
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("writing {}", path.display()))?;

@@ -9,17 +9,52 @@ use serde::Serialize;
 
 /// User and system time of all threads of a process, also of those that ended.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
-        .with_context(|| format!("reading the CPU time of process {pid}"))?;
-    let ticks = cpu_ticks(&stat).with_context(|| format!("understanding /proc/{pid}/stat"))?;
-    Ok(Duration::from_millis(ticks * TICK_MS))
+    Ok(Stat::of(pid)?.own)
 }
 
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The command's name is in brackets and may hold anything, brackets and spaces included.
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_ascii_whitespace().skip(11);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+/// The same of a process and its children, also of those that ended.
+pub fn family_cpu_time(pid: u32) -> Result<Duration> {
+    loop {
+        let before = Stat::of(pid)?;
+        let children: Duration = children(pid)?.iter().map(|child| child.own).sum();
+        let after = Stat::of(pid)?;
+        // A child that ends in between would be counted twice, or not at all.
+        if before.ended_children == after.ended_children {
+            return Ok(after.own + after.ended_children + children);
+        }
+    }
+}
+
+fn children(pid: u32) -> Result<Vec<Stat>> {
+    let processes = fs::read_dir("/proc").context("looking for processes")?.flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    // Whatever has ended meanwhile is found out by the caller.
+    Ok(pids.filter_map(|pid| Stat::of(pid).ok()).filter(|stat| stat.parent == pid).collect())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    own: Duration,
+    /// Of children that it has waited for.
+    ended_children: Duration,
+}
+
+impl Stat {
+    fn of(pid: u32) -> Result<Stat> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat"))
+            .with_context(|| format!("reading the CPU time of process {pid}"))?;
+        Stat::parse(&text).with_context(|| format!("understanding /proc/{pid}/stat"))
+    }
+
+    fn parse(text: &str) -> Option<Stat> {
+        // The command's name is in brackets and may hold anything, brackets and spaces included.
+        let (_, after_name) = text.rsplit_once(')')?;
+        let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
+        let ticks = |field: usize| fields.get(field)?.parse::<u64>().ok();
+        let time = |user, system| Some(Duration::from_millis((ticks(user)? + ticks(system)?) * TICK_MS));
+        Some(Stat { parent: fields.get(1)?.parse().ok()?, own: time(11, 12)?, ended_children: time(13, 14)? })
+    }
 }
 
 /// Linux reports to user space in hundredths of a second on every architecture that we build for.
@@ -88,8 +123,20 @@ mod tests {
 
     #[test]
     fn cpu_time_is_found_behind_any_name() {
-        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 170 30 0 0 20 0 4 0 100 1000 200";
-        assert_eq!(cpu_ticks(stat), Some(200));
+        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 170 30 5 2 20 0 4 0 100 1000 200";
+        let expected = Stat { parent: 1, own: Duration::from_millis(2000), ended_children: Duration::from_millis(70) };
+        assert_eq!(Stat::parse(stat), Some(expected));
+    }
+
+    #[test]
+    fn a_family_is_a_process_with_its_children() {
+        let me = std::process::id();
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let found = children(me).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!found.is_empty() && found.iter().all(|child| child.parent == me), "{found:?}");
+        assert!(family_cpu_time(me).unwrap() >= cpu_time(me).unwrap().saturating_sub(Duration::from_millis(TICK_MS)));
     }
 
     #[test]

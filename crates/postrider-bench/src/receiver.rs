@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -33,7 +34,13 @@ impl Receiver {
 
     /// `column` is the endpoint's place among those that one message fans out to.
     pub fn endpoint(&self, temper: Temper, column: usize) -> Endpoint {
-        let door = Arc::new(Door { temper: AtomicU8::new(temper as u8), column, requests: AtomicU64::new(0) });
+        let door = Arc::new(Door {
+            temper: AtomicU8::new(temper as u8),
+            column,
+            requests: AtomicU64::new(0),
+            last_arrival_ns: AtomicU64::new(0),
+            silence_max_ns: AtomicU64::new(0),
+        });
         let mut doors = self.board.doors.write().unwrap_or_else(PoisonError::into_inner);
         doors.push(Arc::clone(&door));
         let url = format!("http://{}/{}", self.address, doors.len() - 1);
@@ -86,6 +93,17 @@ impl Endpoint {
         self.door.temper.store(temper as u8, Relaxed);
     }
 
+    /// From here on, the time between its arrivals is watched.
+    pub fn watch_for_silence(&self) {
+        self.door.last_arrival_ns.store(monotonic_ns(), Relaxed);
+        self.door.silence_max_ns.store(0, Relaxed);
+    }
+
+    /// The longest time without an arrival since it is watched.
+    pub fn silence_max(&self) -> Duration {
+        Duration::from_nanos(self.door.silence_max_ns.load(Relaxed))
+    }
+
     /// Requests that reached it, however they were answered.
     pub fn requests(&self) -> u64 {
         self.door.requests.load(Relaxed)
@@ -104,6 +122,8 @@ struct Door {
     temper: AtomicU8,
     column: usize,
     requests: AtomicU64,
+    last_arrival_ns: AtomicU64,
+    silence_max_ns: AtomicU64,
 }
 
 impl Door {
@@ -137,7 +157,12 @@ impl Board {
         };
         let runs = self.runs.read().unwrap_or_else(PoisonError::into_inner);
         match runs.get(&stamp.run) {
-            Some(Some(ledger)) => ledger.note_arrival(stamp.seq, door.column, id, stamp.sent_ns, monotonic_ns()),
+            Some(Some(ledger)) => {
+                let now_ns = monotonic_ns();
+                ledger.note_arrival(stamp.seq, door.column, id, stamp.sent_ns, now_ns);
+                let last_ns = door.last_arrival_ns.swap(now_ns, Relaxed);
+                door.silence_max_ns.fetch_max(now_ns.saturating_sub(last_ns), Relaxed);
+            }
             Some(None) => {
                 self.late.fetch_add(1, Relaxed);
             }
@@ -156,7 +181,7 @@ async fn answer_connections(listener: TcpListener, board: Arc<Board>) {
                 let connection = answer_requests(stream, Arc::clone(&board));
                 tokio::spawn(async move { connection.await.ok() });
             }
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
 }

@@ -30,6 +30,7 @@ pub struct Figures {
     pub growth_waiting: Option<Growth>,
     pub isolation: Option<Isolation>,
     pub parking: Option<Parking>,
+    pub postgres: Option<OnPostgres>,
 }
 
 /// Each figure's own median: the median rate and the median latency may come from different runs.
@@ -80,7 +81,10 @@ pub struct LoadRun {
     pub ingest_per_s: f64,
     pub delivered_per_s: f64,
     pub latency: Latency,
+    /// Of the server, and of the database if that is a process of its own.
     pub cpu_us_per_delivery: f64,
+    pub cpu_us_of_database: f64,
+    /// Of the largest node.
     pub rss_peak_mib: f64,
 }
 
@@ -101,6 +105,7 @@ impl Median for LoadRun {
                 p999_ms: median(runs, |run| run.latency.p999_ms),
             },
             cpu_us_per_delivery: median(runs, |run| run.cpu_us_per_delivery),
+            cpu_us_of_database: median(runs, |run| run.cpu_us_of_database),
             rss_peak_mib: median(runs, |run| run.rss_peak_mib),
         }
     }
@@ -155,6 +160,11 @@ impl Growth {
     fn is_filled(&self) -> bool {
         self.stored * 100 >= self.asked * 99
     }
+
+    fn rate_to_empty(&self) -> Option<f64> {
+        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
+        ratio(&self.filled.runs, rate, &self.empty.runs, rate)
+    }
 }
 
 #[derive(Serialize)]
@@ -167,6 +177,58 @@ pub struct Isolation {
     pub beside: LoadRun,
     /// Requests that were taken and never answered.
     pub hung_requests: u64,
+}
+
+/// The same product with PostgreSQL under it.
+#[derive(Default, Serialize)]
+pub struct OnPostgres {
+    pub one_node: Option<Series<LoadRun>>,
+    pub three_nodes: Option<Series<LoadRun>>,
+    pub finished: Option<Growth>,
+    pub waiting: Option<Growth>,
+    pub take_over: Option<TakeOver>,
+    pub idle: Vec<Rest>,
+}
+
+#[derive(Serialize)]
+pub struct TakeOver {
+    pub nodes: usize,
+    pub rate: u32,
+    pub killed: Series<NodeEnd>,
+    pub stopped: Series<NodeEnd>,
+}
+
+/// What receivers saw of a node's end.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct NodeEnd {
+    /// From the end of the node until the last endpoint got something again.
+    pub silence_ms: f64,
+    /// Endpoints that got nothing for more than a second.
+    pub silent: u64,
+    /// Requests that were under way and came again.
+    pub repeated: u64,
+}
+
+impl Median for NodeEnd {
+    fn median(runs: &[Self]) -> Self {
+        NodeEnd {
+            silence_ms: median(runs, |run| run.silence_ms),
+            silent: median_count(runs, |run| run.silent),
+            repeated: median_count(runs, |run| run.repeated),
+        }
+    }
+}
+
+/// Nodes that have nothing to do.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Rest {
+    pub nodes: usize,
+    pub ready_ms: f64,
+    pub rss_mib: f64,
+    pub transactions_per_s: f64,
+    /// Shares of one core, of all nodes together and of the database.
+    pub cpu_share_nodes: f64,
+    pub cpu_share_database: f64,
 }
 
 /// What may not happen at any speed. Over the whole benchmark, warm-ups and fillings included.
@@ -204,15 +266,50 @@ pub enum Outcome {
     NotMeasured,
 }
 
-pub fn judge(figures: &Figures, faults: Faults) -> Vec<Verdict> {
+/// Targets of a store on which nothing was measured are left out.
+pub fn judge(figures: &Figures, faults: Faults, is_on_sqlite: bool) -> Vec<Verdict> {
+    let mut verdicts = if is_on_sqlite { judge_sqlite(figures) } else { Vec::new() };
+    verdicts.extend(figures.postgres.iter().flat_map(judge_postgres));
+    let Faults { lost, duplicated, misnamed, damaged } = faults;
+    verdicts.push(Verdict {
+        target: "lost, duplicated, misnamed, damaged: none",
+        measured: format!("{lost}, {duplicated}, {misnamed}, {damaged}"),
+        outcome: outcome(Some(!faults.any())),
+    });
+    verdicts
+}
+
+fn judge_postgres(figures: &OnPostgres) -> Vec<Verdict> {
+    let one_node = figures.one_node.as_ref().map(|series| series.median);
+    let waiting = figures.waiting.as_ref().filter(|growth| growth.is_filled());
+    vec![
+        at_least(
+            "PostgreSQL, one node, deliveries per second: at least 8000",
+            one_node.map(|run| run.delivered_per_s),
+            8000.0,
+            "",
+        ),
+        at_most(
+            "PostgreSQL, one node, CPU of node and database per delivery: at most 150 us",
+            one_node.map(|run| run.cpu_us_per_delivery),
+            150.0,
+            " us",
+        ),
+        at_least(
+            "PostgreSQL, waiting retries in the store, rate / empty: at least 0.8",
+            waiting.and_then(Growth::rate_to_empty),
+            0.8,
+            "",
+        ),
+    ]
+}
+
+fn judge_sqlite(figures: &Figures) -> Vec<Verdict> {
     let floor = figures.floor.as_ref();
     let to_floor = |loads: Option<&Series<LoadRun>>, load: fn(&LoadRun) -> f64, base: fn(&FloorRun) -> f64| {
         ratio(&loads?.runs, load, &floor?.runs, base)
     };
-    let to_empty = |growth: Option<&Growth>| {
-        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
-        ratio(&growth?.filled.runs, rate, &growth?.empty.runs, rate)
-    };
+    let to_empty = |growth: Option<&Growth>| growth?.rate_to_empty();
     let grown = [figures.growth_finished.as_ref(), figures.growth_waiting.as_ref()];
     let [finished, waiting] = grown.map(|growth| growth.filter(|growth| growth.is_filled()));
     let ready =
@@ -293,12 +390,6 @@ pub fn judge(figures: &Figures, faults: Faults) -> Vec<Verdict> {
             "",
         ),
     ]);
-    let Faults { lost, duplicated, misnamed, damaged } = faults;
-    verdicts.push(Verdict {
-        target: "lost, duplicated, misnamed, damaged: none",
-        measured: format!("{lost}, {duplicated}, {misnamed}, {damaged}"),
-        outcome: outcome(Some(!faults.any())),
-    });
     verdicts
 }
 
@@ -347,23 +438,10 @@ impl Report {
             "{}, {date}\n{cores} cores ({cpu}), {memory_mib:.0} MiB, Linux {kernel}, data on {data_filesystem}, load before {load_average}\nMedian of {}, {} s each\n\n",
             self.server, self.settings.runs, self.settings.seconds
         );
-        text += &table(&self.load_rows());
-        for (name, growth) in [("finished", &self.figures.growth_finished), ("waiting", &self.figures.growth_waiting)] {
-            if let Some(growth) = growth {
-                let _ = writeln!(
-                    text,
-                    "\n{} of {} {name} in the store after {:.0} s of filling: ready {:.0} ms after a stop, {:.0} ms after kill -9; RSS {:.1} MiB after the restart, {:.1} MiB at its peak; {} retries came due meanwhile",
-                    growth.stored,
-                    growth.asked,
-                    growth.filling_s,
-                    growth.ready_after_stop_ms,
-                    growth.ready_after_kill_ms,
-                    growth.rss_after_restart_mib,
-                    growth.rss_peak_mib,
-                    growth.retries_meanwhile
-                );
-            }
+        if self.settings.is_on_sqlite() {
+            text += &table(&self.load_rows());
         }
+        text += &growth_lines(&self.figures.growth_finished, &self.figures.growth_waiting);
         if let Some(parking) = &self.figures.parking {
             let _ = writeln!(
                 text,
@@ -395,17 +473,17 @@ impl Report {
                 idle.median.ready_ms, idle.median.rss_mib
             );
         }
+        if let Some(figures) = &self.figures.postgres {
+            text += "\nOn PostgreSQL\n\n";
+            text += &figures.to_text();
+        }
         text.push('\n');
         text += &table(&self.verdict_rows());
         text
     }
 
     fn load_rows(&self) -> Vec<Vec<String>> {
-        let mut rows = vec![
-            ["", "ingest/s", "delivered/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "RSS peak", "lost", "dup"]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
+        let mut rows = vec![LOAD_HEAD.map(str::to_owned).to_vec()];
         if let Some(floor) = &self.figures.floor {
             let mut row = vec!["floor".to_owned(), String::new(), format!("{:.0}", floor.median.delivered_per_s)];
             row.extend([const { String::new() }; 3]);
@@ -446,6 +524,82 @@ impl Report {
     }
 }
 
+impl OnPostgres {
+    fn to_text(&self) -> String {
+        let loads = self.load_rows();
+        let mut text = if loads.len() > 1 { table(&loads) } else { String::new() };
+        text += &growth_lines(&self.finished, &self.waiting);
+        if let Some(TakeOver { nodes, rate, killed, stopped }) = &self.take_over {
+            for (how, end) in [("killed", &killed.median), ("stopped", &stopped.median)] {
+                let _ = writeln!(
+                    text,
+                    "\nOne of {nodes} nodes {how} at {rate} messages/s: no lane was silent for more than {:.0} ms; {} of them for more than a second; {} requests that were under way came again",
+                    end.silence_ms, end.silent, end.repeated
+                );
+            }
+        }
+        for rest in &self.idle {
+            let _ = writeln!(
+                text,
+                "\nIdle with {} node{}: {:.1} transactions/s, CPU of one core {:.4} in nodes and {:.4} in the database; ready {:.0} ms after exec, RSS {:.1} MiB",
+                rest.nodes,
+                if rest.nodes == 1 { "" } else { "s" },
+                rest.transactions_per_s,
+                rest.cpu_share_nodes,
+                rest.cpu_share_database,
+                rest.ready_ms,
+                rest.rss_mib
+            );
+        }
+        text
+    }
+
+    /// As for SQLite, with a column for the database's share of the CPU time.
+    fn load_rows(&self) -> Vec<Vec<String>> {
+        let mut head = LOAD_HEAD.map(str::to_owned).to_vec();
+        head.insert(CPU_COLUMN + 1, "database".to_owned());
+        let growth =
+            |growth: &Option<Growth>| growth.as_ref().map(|growth| (growth.empty.median, growth.filled.median));
+        let (finished, waiting) = (growth(&self.finished), growth(&self.waiting));
+        let loads = [
+            ("one node", self.one_node.as_ref().map(|series| series.median)),
+            ("three nodes", self.three_nodes.as_ref().map(|series| series.median)),
+            ("empty, beside finished", finished.map(|pair| pair.0)),
+            ("finished in the store", finished.map(|pair| pair.1)),
+            ("empty, beside waiting", waiting.map(|pair| pair.0)),
+            ("waiting in the store", waiting.map(|pair| pair.1)),
+        ];
+        let rows = loads.into_iter().filter_map(|(name, run)| {
+            let run = run?;
+            let mut row = load_row(name, &run);
+            row.insert(CPU_COLUMN + 1, format!("{:.1}", run.cpu_us_of_database));
+            Some(row)
+        });
+        std::iter::once(head).chain(rows).collect()
+    }
+}
+
+fn growth_lines(finished: &Option<Growth>, waiting: &Option<Growth>) -> String {
+    let mut text = String::new();
+    for (name, growth) in [("finished", finished), ("waiting", waiting)] {
+        if let Some(growth) = growth {
+            let _ = writeln!(
+                text,
+                "\n{} of {} {name} in the store after {:.0} s of filling: ready {:.0} ms after a stop, {:.0} ms after kill -9; RSS {:.1} MiB after the restart, {:.1} MiB at its peak; {} retries came due meanwhile",
+                growth.stored,
+                growth.asked,
+                growth.filling_s,
+                growth.ready_after_stop_ms,
+                growth.ready_after_kill_ms,
+                growth.rss_after_restart_mib,
+                growth.rss_peak_mib,
+                growth.retries_meanwhile
+            );
+        }
+    }
+    text
+}
+
 fn load_row(name: &str, run: &LoadRun) -> Vec<String> {
     vec![
         name.to_owned(),
@@ -482,6 +636,10 @@ fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
+const LOAD_HEAD: [&str; 10] =
+    ["", "ingest/s", "delivered/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "RSS peak", "lost", "dup"];
+const CPU_COLUMN: usize = 6;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -513,6 +671,7 @@ mod tests {
             delivered_per_s: rate,
             latency,
             cpu_us_per_delivery: 90.0,
+            cpu_us_of_database: 0.0,
             rss_peak_mib: 201.0,
         }
     }
@@ -534,11 +693,23 @@ mod tests {
         };
         let figures =
             Figures { growth_finished: Some(growth(1000)), growth_waiting: Some(growth(10)), ..Figures::default() };
-        let verdicts = judge(&figures, Faults::default());
+        let verdicts = judge(&figures, Faults::default(), true);
         for (start, expected) in [("finished deliveries", Outcome::Met), ("waiting retries", Outcome::NotMeasured)] {
             let verdict = verdicts.iter().find(|verdict| verdict.target.starts_with(start)).expect(start);
             assert_eq!(verdict.outcome, expected, "{start}");
         }
+    }
+
+    #[test]
+    fn only_a_store_that_was_measured_is_judged() {
+        let one_node = Series::of(vec![LoadRun { cpu_us_per_delivery: 151.0, ..load(8000.0, 1.0) }]);
+        let figures =
+            Figures { postgres: Some(OnPostgres { one_node, ..OnPostgres::default() }), ..Figures::default() };
+        let outcomes: Vec<Outcome> =
+            judge(&figures, Faults::default(), false).iter().map(|verdict| verdict.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Met, Outcome::Missed, Outcome::NotMeasured, Outcome::Met]);
+        let on_sqlite = judge(&Figures::default(), Faults::default(), true);
+        assert!(on_sqlite.iter().all(|verdict| !verdict.target.starts_with("PostgreSQL")));
     }
 
     #[test]
@@ -555,7 +726,7 @@ mod tests {
             }),
             ..Figures::default()
         };
-        let verdicts = judge(&figures, Faults { lost: 1, ..Faults::default() });
+        let verdicts = judge(&figures, Faults { lost: 1, ..Faults::default() }, true);
         for (start, expected) in [
             ("end to end / floor, deliveries", Outcome::Met),
             ("end to end / floor, CPU", Outcome::Missed),

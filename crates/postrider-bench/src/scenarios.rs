@@ -15,7 +15,7 @@ use crate::parking::{Lane, Parking};
 use crate::progress::Progress;
 use crate::receiver::{Endpoint, Receiver, Temper};
 use crate::report::{Faults, Figures, Growth, IdleRun, Isolation, Latency, LoadRun, Series};
-use crate::server::{Launcher, Server, Stop};
+use crate::server::{Launcher, Server, Stop, Store};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -38,6 +38,40 @@ pub enum Scenario {
     Isolation,
     /// Pausing, resuming and tripping a lane with a great many deliveries in it
     Parking,
+    /// End to end on PostgreSQL with one node
+    PgEndToEnd,
+    /// The same with three nodes
+    PgThreeNodes,
+    /// End to end on PostgreSQL with finished deliveries in the store, against an empty one
+    PgFinished,
+    /// End to end on PostgreSQL with waiting retries in the store, against an empty one
+    PgWaiting,
+    /// Three nodes at a fixed rate, and one of them ends
+    PgTakeOver,
+    /// What one and three nodes cost when nothing happens
+    PgIdle,
+}
+
+impl Scenario {
+    pub fn is_on_postgres(self) -> bool {
+        match self {
+            Scenario::Floor
+            | Scenario::EndToEnd
+            | Scenario::FanOut
+            | Scenario::Steady
+            | Scenario::Idle
+            | Scenario::GrowthFinished
+            | Scenario::GrowthWaiting
+            | Scenario::Isolation
+            | Scenario::Parking => false,
+            Scenario::PgEndToEnd
+            | Scenario::PgThreeNodes
+            | Scenario::PgFinished
+            | Scenario::PgWaiting
+            | Scenario::PgTakeOver
+            | Scenario::PgIdle => true,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -48,6 +82,8 @@ pub struct Settings {
     pub rate: u32,
     pub growth_finished: u32,
     pub growth_waiting: u32,
+    pub pg_finished: u32,
+    pub pg_waiting: u32,
     pub parking: u32,
     pub hang_seconds: u64,
     pub patience_seconds: u64,
@@ -58,13 +94,19 @@ impl Settings {
     pub fn steps(&self) -> usize {
         let of = |scenario: &Scenario| match scenario {
             Scenario::Floor | Scenario::EndToEnd | Scenario::FanOut | Scenario::Steady | Scenario::Idle => self.runs,
+            Scenario::PgEndToEnd | Scenario::PgThreeNodes => self.runs,
             Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
-            Scenario::Isolation | Scenario::Parking => 2,
+            Scenario::PgFinished | Scenario::PgWaiting | Scenario::PgTakeOver => 2 + 2 * self.runs,
+            Scenario::Isolation | Scenario::Parking | Scenario::PgIdle => 2,
         };
         self.scenarios.iter().map(of).sum()
     }
 
-    fn duration(&self) -> Duration {
+    pub fn is_on_sqlite(&self) -> bool {
+        self.scenarios.iter().any(|scenario| !scenario.is_on_postgres())
+    }
+
+    pub fn duration(&self) -> Duration {
         Duration::from_secs(self.seconds)
     }
 }
@@ -83,8 +125,11 @@ impl Bench {
     pub async fn run(&mut self) -> Result<Figures> {
         let mut figures = self.rounds().await?;
         if self.wants(Scenario::GrowthFinished) {
-            figures.growth_finished =
-                Some(self.growth_finished().await.context("measuring with finished deliveries in the store")?);
+            figures.growth_finished = Some(
+                self.growth_finished(Store::Sqlite, self.settings.growth_finished)
+                    .await
+                    .context("measuring with finished deliveries in the store")?,
+            );
         }
         if self.wants(Scenario::GrowthWaiting) {
             figures.growth_waiting =
@@ -96,12 +141,13 @@ impl Bench {
         if self.wants(Scenario::Parking) {
             figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
         }
+        figures.postgres = self.on_postgres().await?;
         self.faults.duplicated += self.receiver.late() - self.late_wanted;
         self.faults.damaged += self.receiver.damaged();
         Ok(figures)
     }
 
-    fn wants(&self, scenario: Scenario) -> bool {
+    pub fn wants(&self, scenario: Scenario) -> bool {
         self.settings.scenarios.contains(&scenario)
     }
 
@@ -118,17 +164,23 @@ impl Bench {
             if self.wants(Scenario::EndToEnd) {
                 self.progress.step(&format!("round {round}: end to end"));
                 ends.push(
-                    self.on_an_empty_server(Shape::InTurn, self.full_load()).await.context("measuring end to end")?,
+                    self.on_an_empty_server(Store::Sqlite, Shape::InTurn, self.full_load())
+                        .await
+                        .context("measuring end to end")?,
                 );
             }
             if self.wants(Scenario::FanOut) {
                 self.progress.step(&format!("round {round}: fan-out 1:10"));
-                fans.push(self.on_an_empty_server(Shape::FanOut, self.full_load()).await.context("measuring fan-out")?);
+                fans.push(
+                    self.on_an_empty_server(Store::Sqlite, Shape::FanOut, self.full_load())
+                        .await
+                        .context("measuring fan-out")?,
+                );
             }
             if self.wants(Scenario::Steady) {
                 self.progress.step(&format!("round {round}: steady"));
                 steadies.push(
-                    self.on_an_empty_server(Shape::InTurn, self.steady_load(self.settings.duration()))
+                    self.on_an_empty_server(Store::Sqlite, Shape::InTurn, self.steady_load(self.settings.duration()))
                         .await
                         .context("measuring a steady rate")?,
                 );
@@ -148,7 +200,7 @@ impl Bench {
         })
     }
 
-    fn full_load(&self) -> Load {
+    pub fn full_load(&self) -> Load {
         Load::Closed { connections: CONNECTIONS, until: Until::Elapsed(self.settings.duration()) }
     }
 
@@ -156,8 +208,8 @@ impl Bench {
         Load::Open { rate: self.settings.rate, duration }
     }
 
-    async fn on_an_empty_server(&mut self, shape: Shape, load: Load) -> Result<LoadRun> {
-        let (server, _) = self.launcher.start().await?;
+    pub async fn on_an_empty_server(&mut self, store: Store, shape: Shape, load: Load) -> Result<LoadRun> {
+        let (server, _) = self.launcher.start(store).await?;
         let field = Field::lay_out(&server, &self.receiver, shape, Temper::Healthy).await?;
         self.warm_up(&server, &field, load).await?;
         let run = self.measure(&server, &field, load).await?;
@@ -166,23 +218,23 @@ impl Bench {
     }
 
     async fn idle(&mut self) -> Result<IdleRun> {
-        let (server, ready) = self.launcher.start().await?;
+        let (server, ready) = self.launcher.start(Store::Sqlite).await?;
         tokio::time::sleep(SETTLING).await;
         let rss_mib = server.memory()?.rss_mib;
         server.end(Stop::Asked).await?;
         Ok(IdleRun { ready_ms: ready.as_secs_f64() * 1e3, rss_mib })
     }
 
-    async fn growth_finished(&mut self) -> Result<Growth> {
-        let count = self.settings.growth_finished;
+    pub async fn growth_finished(&mut self, store: Store, count: u32) -> Result<Growth> {
         self.progress.step(&format!("filling the store with {count} finished deliveries"));
-        let (server, _) = self.launcher.start().await?;
+        let (server, _) = self.launcher.start(store).await?;
         let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
         let start = Instant::now();
         let filling = self
             .measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
             .await?;
         self.against_empty(
+            store,
             server,
             Filling { asked: count.into(), stored: filling.delivered, took: start.elapsed(), failing: Vec::new() },
         )
@@ -192,22 +244,28 @@ impl Bench {
     /// The first retry comes after about five seconds and the second after minutes: once every delivery has failed twice,
     /// the store holds them all waiting, and stays quiet long enough to be measured.
     async fn growth_waiting(&mut self) -> Result<Growth> {
-        let count = self.settings.growth_waiting;
+        let filling = Waiting { count: self.settings.growth_waiting, rules: UNGUARDED, failures_each: 2 };
+        self.growth_by_failing(Store::Sqlite, filling).await
+    }
+
+    pub async fn growth_by_failing(&mut self, store: Store, filling: Waiting) -> Result<Growth> {
+        let Waiting { count, rules, failures_each } = filling;
         self.progress.step(&format!("filling the store with {count} waiting retries"));
-        let (server, _) = self.launcher.start().await?;
+        let (server, _) = self.launcher.start(store).await?;
         let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Failing).await?;
         for (application, endpoint) in &field.ids {
-            server.patch_endpoint(application, endpoint, UNGUARDED).await?;
+            server.patch_endpoint(application, endpoint, rules).await?;
         }
         let start = Instant::now();
         self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
             .await?;
-        self.wait_for_second_failures(&field.endpoints, u64::from(count)).await;
+        self.wait_for_failures(&field.endpoints, failures_each * u64::from(count)).await;
         let mut waiting = 0;
         for (application, endpoint) in &field.ids {
             waiting += server.waiting(application, endpoint).await?;
         }
         self.against_empty(
+            store,
             server,
             Filling { asked: count.into(), stored: waiting, took: start.elapsed(), failing: field.endpoints },
         )
@@ -215,13 +273,13 @@ impl Bench {
     }
 
     /// A server may hold back from an endpoint that fails all the time, so silence ends the wait too.
-    async fn wait_for_second_failures(&self, endpoints: &[Endpoint], deliveries: u64) {
+    async fn wait_for_failures(&self, endpoints: &[Endpoint], failures: u64) {
         let start = Instant::now();
         let mut last = (requests(endpoints), Instant::now());
-        while last.0 < 2 * deliveries && last.1.elapsed() < RETRY_SILENCE && start.elapsed() < RETRIES_MAX {
+        while last.0 < failures && last.1.elapsed() < RETRY_SILENCE && start.elapsed() < RETRIES_MAX {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let now = requests(endpoints);
-            self.progress.tell(&format!("{now} of {} failures", 2 * deliveries));
+            self.progress.tell(&format!("{now} of {failures} failures"));
             if now != last.0 {
                 last = (now, Instant::now());
             }
@@ -229,7 +287,7 @@ impl Bench {
         tokio::time::sleep(SETTLING).await;
     }
 
-    async fn against_empty(&mut self, mut server: Server, filling: Filling) -> Result<Growth> {
+    async fn against_empty(&mut self, store: Store, mut server: Server, filling: Filling) -> Result<Growth> {
         let mut rss_peak_mib = server.memory()?.rss_peak_mib;
         self.progress.step("restarting with what is stored");
         let ready_after_stop = server.restart(Stop::Asked).await?;
@@ -242,7 +300,7 @@ impl Bench {
         let (mut empty, mut filled) = (vec![], vec![]);
         for round in 1..=self.settings.runs {
             self.progress.step(&format!("round {round}: empty store"));
-            empty.push(self.on_an_empty_server(Shape::InTurn, self.full_load()).await?);
+            empty.push(self.on_an_empty_server(store, Shape::InTurn, self.full_load()).await?);
             self.progress.step(&format!("round {round}: filled store"));
             filled.push(self.measure(&server, &field, self.full_load()).await?);
         }
@@ -265,7 +323,7 @@ impl Bench {
 
     async fn isolation(&mut self) -> Result<Isolation> {
         let load = self.steady_load(Duration::from_secs(self.settings.hang_seconds));
-        let (server, _) = self.launcher.start().await?;
+        let (server, _) = self.launcher.start(Store::Sqlite).await?;
         let mut field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
         self.warm_up(&server, &field, load).await?;
         self.progress.step("all ten endpoints healthy");
@@ -285,7 +343,7 @@ impl Bench {
     async fn parking(&mut self) -> Result<Parking> {
         let count = self.settings.parking;
         self.progress.step(&format!("filling a paused lane with {count} deliveries"));
-        let (server, _) = self.launcher.start().await?;
+        let (server, _) = self.launcher.start(Store::Sqlite).await?;
         let field = Field::lay_out(&server, &self.receiver, Shape::FanOut, Temper::Failing).await?;
         let [full, empty] = [0, 1].map(|column: usize| Lane {
             server: &server,
@@ -330,7 +388,7 @@ impl Bench {
     }
 
     /// Connections open, caches fill, the allocator grows: once per server, and not part of any figure but the faults.
-    async fn warm_up(&mut self, server: &Server, field: &Field, load: Load) -> Result<()> {
+    pub async fn warm_up(&mut self, server: &Server, field: &Field, load: Load) -> Result<()> {
         let load = match load {
             Load::Closed { connections, until: _ } => Load::Closed { connections, until: Until::Elapsed(WARMING_UP) },
             Load::Open { rate, duration: _ } => Load::Open { rate, duration: WARMING_UP },
@@ -353,27 +411,31 @@ impl Bench {
     ) -> Result<LoadRun> {
         let ledger = self.receiver.open_ledger(field.width);
         let watch = self.progress.watch(Arc::clone(&ledger));
-        let cpu_before = server.cpu_time()?;
-        match load {
-            Load::Closed { connections, until } => {
-                generator::closed_loop(&field.target, &ledger, connections, until).await?
-            }
-            Load::Open { rate, duration } => generator::open_loop(&field.target, &ledger, rate, duration).await?,
-        }
+        let before = (server.cpu_time()?, server.database_cpu_time()?);
+        load.put_on(field, &ledger).await?;
         self.wait_for_arrivals(&ledger).await;
         // Outcomes are still being written down when the last request has been answered.
         tokio::time::sleep(SETTLING).await;
-        let cpu = server.cpu_time()?.saturating_sub(cpu_before);
+        let cpu = Cpu {
+            server: server.cpu_time()?.saturating_sub(before.0),
+            database: server.database_cpu_time()?.saturating_sub(before.1),
+        };
         drop(watch);
+        let tally = self.close(&ledger, keep);
+        Ok(load_run(&tally, cpu, server.memory()?.rss_peak_mib))
+    }
+
+    /// Compares what came with what was promised, and counts what may not happen.
+    pub fn close(&mut self, ledger: &Ledger, keep: fn(u32) -> bool) -> Tally {
         let tally = ledger.tally(keep);
         self.receiver.close_ledger(ledger.run);
         self.faults.lost += tally.lost;
         self.faults.duplicated += tally.duplicated;
         self.faults.misnamed += tally.misnamed;
-        Ok(load_run(&tally, cpu, server.memory()?.rss_peak_mib))
+        tally
     }
 
-    async fn wait_for_arrivals(&self, ledger: &Ledger) {
+    pub async fn wait_for_arrivals(&self, ledger: &Ledger) {
         let patience = Duration::from_secs(self.settings.patience_seconds);
         let mut last = (ledger.arrived(), Instant::now());
         while !ledger.is_complete() && last.1.elapsed() < patience {
@@ -387,44 +449,54 @@ impl Bench {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Load {
+pub enum Load {
     Closed { connections: usize, until: Until },
     Open { rate: u32, duration: Duration },
 }
 
+impl Load {
+    pub async fn put_on(self, field: &Field, ledger: &Arc<Ledger>) -> Result<()> {
+        match self {
+            Load::Closed { connections, until } => {
+                generator::closed_loop(&field.target, ledger, connections, until).await
+            }
+            Load::Open { rate, duration } => generator::open_loop(&field.target, ledger, rate, duration).await,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
-enum Shape {
+pub enum Shape {
     /// Ten applications with an endpoint each; messages go to them in turn.
     InTurn,
+    /// The same with more applications, so that each of several nodes has some.
+    InTurnOfMany,
     /// One application with ten endpoints; each message goes to all.
     FanOut,
 }
 
 /// Applications and endpoints on a server, and who answers for them.
-struct Field {
+pub struct Field {
     target: Arc<Target>,
-    endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<Endpoint>,
     /// Application and endpoint, as the server calls them.
     ids: Vec<(String, String)>,
     width: usize,
 }
 
 impl Field {
-    async fn lay_out(server: &Server, receiver: &Receiver, shape: Shape, temper: Temper) -> Result<Field> {
+    pub async fn lay_out(server: &Server, receiver: &Receiver, shape: Shape, temper: Temper) -> Result<Field> {
         let (applications, width) = match shape {
             Shape::InTurn => (ENDPOINTS, 1),
+            Shape::InTurnOfMany => (3 * ENDPOINTS, 1),
             Shape::FanOut => (1, ENDPOINTS),
         };
         let owed = match temper {
             Temper::Healthy => u64::try_from(width)?,
             Temper::Failing | Temper::Hanging => 0,
         };
-        let mut target = Target {
-            address: server.address,
-            host: server.host(),
-            authorization: server.authorization(),
-            applications: Vec::new(),
-        };
+        let mut target =
+            Target { ways: server.ways(), authorization: server.authorization(), applications: Vec::new() };
         let (mut endpoints, mut ids) = (vec![], vec![]);
         for number in 0..applications {
             let application = server.create_application(&format!("bench {number}")).await?;
@@ -444,6 +516,14 @@ impl Field {
     }
 }
 
+/// How a store is filled with retries that wait.
+pub struct Waiting {
+    pub count: u32,
+    pub rules: &'static str,
+    /// After so many failures a delivery waits long enough.
+    pub failures_each: u64,
+}
+
 struct Filling {
     asked: u64,
     stored: u64,
@@ -451,10 +531,16 @@ struct Filling {
     failing: Vec<Endpoint>,
 }
 
-fn load_run(tally: &Tally, cpu: Duration, rss_peak_mib: f64) -> LoadRun {
+struct Cpu {
+    server: Duration,
+    database: Duration,
+}
+
+fn load_run(tally: &Tally, cpu: Cpu, rss_peak_mib: f64) -> LoadRun {
     let per_s = |count: u64, duration: Duration| {
         if duration.is_zero() { 0.0 } else { count as f64 / duration.as_secs_f64() }
     };
+    let us_per_delivery = |cpu: Duration| cpu.as_secs_f64() * 1e6 / tally.arrived.max(1) as f64;
     LoadRun {
         accepted: tally.accepted,
         delivered: tally.arrived,
@@ -465,7 +551,8 @@ fn load_run(tally: &Tally, cpu: Duration, rss_peak_mib: f64) -> LoadRun {
         ingest_per_s: per_s(tally.accepted, tally.accepting),
         delivered_per_s: per_s(tally.arrived, tally.arriving),
         latency: Latency::of(&tally.latencies),
-        cpu_us_per_delivery: cpu.as_secs_f64() * 1e6 / tally.arrived.max(1) as f64,
+        cpu_us_per_delivery: us_per_delivery(cpu.server + cpu.database),
+        cpu_us_of_database: us_per_delivery(cpu.database),
         rss_peak_mib,
     }
 }
@@ -491,7 +578,7 @@ const FILLING_CONNECTIONS: usize = 128;
 const ENDPOINTS: usize = 10;
 const HANGING: usize = 3;
 const WARMING_UP: Duration = Duration::from_secs(1);
-const SETTLING: Duration = Duration::from_millis(500);
+pub const SETTLING: Duration = Duration::from_millis(500);
 /// More than the first retry's delay of five seconds, less than the second's.
 const RETRY_SILENCE: Duration = Duration::from_secs(12);
-const RETRIES_MAX: Duration = Duration::from_secs(240);
+const RETRIES_MAX: Duration = Duration::from_secs(600);

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,78 +15,166 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
 
 use crate::client::{Answer, Connection};
+use crate::database::{Accounts, Database};
 use crate::floor::SECRET;
+use crate::generator::Way;
 use crate::process::{self, Memory};
 
 /// What starts servers: which program, and where their data goes.
 pub struct Launcher {
     pub binary: PathBuf,
     pub dir: PathBuf,
+    pub accounts: Accounts,
+    /// Started when it is first needed.
+    pub database: OnceCell<Arc<Database>>,
 }
 
+/// What a server keeps its data in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    Sqlite,
+    Postgres { nodes: usize },
+}
+
+/// One process, or several that share a database.
 pub struct Server {
-    // Dropped in this order: the process ends before its folder goes.
-    child: Child,
+    // Dropped in this order: the processes end before their folder goes.
+    nodes: Vec<Node>,
     home: TempDir,
     binary: PathBuf,
-    pub address: SocketAddr,
+    shared: Option<Shared>,
     token: String,
 }
 
+struct Node {
+    child: Child,
+    address: SocketAddr,
+}
+
+struct Shared {
+    database: Arc<Database>,
+    url: String,
+}
+
 /// How a server is ended.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     Asked,
     Killed,
 }
 
 impl Launcher {
-    /// Starts a server on an empty folder; also says how long it took from exec until health answered.
-    pub async fn start(&self) -> Result<(Server, Duration)> {
+    /// Starts a server on an empty store; also says how long it took from exec until health answered.
+    pub async fn start(&self, store: Store) -> Result<(Server, Duration)> {
         let home = tempfile::Builder::new()
             .prefix("postrider-bench-")
             .tempdir_in(&self.dir)
             .context("making a folder for the server")?;
-        let address = free_address()?;
-        let (child, ready) = launch(&self.binary, home.path(), address).await?;
-        let mut server = Server { child, home, binary: self.binary.clone(), address, token: String::new() };
+        let (shared, nodes) = match store {
+            Store::Sqlite => (None, 1),
+            Store::Postgres { nodes } => {
+                let database = self.database().await?;
+                (Some(Shared { url: database.fresh().await, database }), nodes)
+            }
+        };
+        let mut server = Server { nodes: Vec::new(), home, binary: self.binary.clone(), shared, token: String::new() };
+        let mut ready = Duration::ZERO;
+        for _ in 0..nodes {
+            let address = free_address()?;
+            let (child, took) = server.launch(address).await?;
+            server.nodes.push(Node { child, address });
+            ready = ready.max(took);
+        }
         server.token = server.ask_for_token().await?;
+        if nodes > 1 {
+            tokio::time::sleep(SHARING_OUT).await;
+        }
         Ok((server, ready))
+    }
+
+    async fn database(&self) -> Result<Arc<Database>> {
+        let start = async || Ok::<_, anyhow::Error>(Arc::new(Database::start(&self.dir, self.accounts).await?));
+        self.database.get_or_try_init(start).await.map(Arc::clone)
     }
 }
 
 impl Server {
+    /// Ends all nodes and starts them again.
     pub async fn restart(&mut self, stop: Stop) -> Result<Duration> {
-        end(&mut self.child, stop).await?;
-        let (child, ready) = launch(&self.binary, self.home.path(), self.address).await?;
-        self.child = child;
+        for number in 0..self.nodes.len() {
+            self.end_node(number, stop).await?;
+        }
+        let mut ready = Duration::ZERO;
+        for number in 0..self.nodes.len() {
+            ready = ready.max(self.start_node(number).await?);
+        }
+        Ok(ready)
+    }
+
+    pub async fn end_node(&mut self, number: usize, stop: Stop) -> Result<()> {
+        end(&mut self.nodes[number].child, stop).await
+    }
+
+    /// Starts a node that was ended, at the same address.
+    pub async fn start_node(&mut self, number: usize) -> Result<Duration> {
+        let (child, ready) = self.launch(self.nodes[number].address).await?;
+        self.nodes[number].child = child;
         Ok(ready)
     }
 
     pub async fn end(mut self, stop: Stop) -> Result<()> {
-        end(&mut self.child, stop).await
+        for node in &mut self.nodes {
+            end(&mut node.child, stop).await?;
+        }
+        match self.shared.take() {
+            Some(Shared { database, url }) => database.discard(&url).await,
+            None => Ok(()),
+        }
     }
 
+    /// Of the server's own processes.
     pub fn cpu_time(&self) -> Result<Duration> {
-        process::cpu_time(self.pid()?)
+        self.nodes.iter().map(|node| process::cpu_time(self.pid(node)?)).sum()
     }
 
+    /// Of the database that is a process of its own.
+    pub fn database_cpu_time(&self) -> Result<Duration> {
+        self.shared.as_ref().map_or(Ok(Duration::ZERO), |shared| shared.database.cpu_time())
+    }
+
+    /// Transactions in the database that is a process of its own.
+    pub async fn transactions(&self) -> Result<u64> {
+        match &self.shared {
+            Some(shared) => shared.database.transactions(&shared.url).await,
+            None => Ok(0),
+        }
+    }
+
+    /// Of the largest node.
     pub fn memory(&self) -> Result<Memory> {
-        process::memory(self.pid()?)
+        let mut largest = Memory { rss_mib: 0.0, rss_peak_mib: 0.0 };
+        for node in &self.nodes {
+            let Memory { rss_mib, rss_peak_mib } = process::memory(self.pid(node)?)?;
+            largest.rss_mib = largest.rss_mib.max(rss_mib);
+            largest.rss_peak_mib = largest.rss_peak_mib.max(rss_peak_mib);
+        }
+        Ok(largest)
     }
 
-    fn pid(&self) -> Result<u32> {
-        self.child.id().with_context(|| format!("the server has ended; its log says:\n{}", log_tail(self.home.path())))
+    fn pid(&self, node: &Node) -> Result<u32> {
+        node.child.id().with_context(|| format!("the server has ended; its log says:\n{}", log_tail(self.home.path())))
+    }
+
+    /// How producers get to each node.
+    pub fn ways(&self) -> Vec<Way> {
+        self.nodes.iter().map(|node| Way { address: node.address, host: host(node.address) }).collect()
     }
 
     pub fn authorization(&self) -> HeaderValue {
         HeaderValue::from_str(&format!("Bearer {}", self.token)).expect("a token was checked when it was read")
-    }
-
-    pub fn host(&self) -> HeaderValue {
-        HeaderValue::from_str(&self.address.to_string()).expect("an address is plain ASCII")
     }
 
     pub async fn create_application(&self, name: &str) -> Result<String> {
@@ -133,14 +222,15 @@ impl Server {
     }
 
     async fn call(&self, method: Method, path: &str, body: Option<Value>, expected: StatusCode) -> Result<Value> {
+        let address = self.nodes[0].address;
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, self.host())
+            .header(HOST, host(address))
             .header(AUTHORIZATION, self.authorization())
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body.map_or_else(Bytes::new, |body| body.to_string().into())))?;
-        let answer = exchange(self.address, request).await.with_context(|| format!("calling {path}"))?;
+        let answer = exchange(address, request).await.with_context(|| format!("calling {path}"))?;
         ensure!(
             answer.status == expected,
             "{path} answered {} instead of {expected}: {}",
@@ -167,24 +257,25 @@ impl Server {
         );
         Ok(token)
     }
+
+    async fn launch(&self, address: SocketAddr) -> Result<(Child, Duration)> {
+        let home = self.home.path();
+        let log = File::options().create(true).append(true).open(home.join(LOG)).context("opening the server's log")?;
+        // Nodes of one deployment have the same keys, so they share the folder.
+        let mut command = Command::new(&self.binary);
+        command.arg("serve").args(["--listen", &address.to_string()]).arg("--data").arg(home.join("data"));
+        if let Some(shared) = &self.shared {
+            command.args(["--database-url", &shared.url]);
+        }
+        command.args(["--allow-subnet", "127.0.0.0/8"]).current_dir(home);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+        let start = Instant::now();
+        let child = command.spawn().with_context(|| format!("starting {}", self.binary.display()))?;
+        until_ready(child, start, home, address).await
+    }
 }
 
-async fn launch(binary: &Path, home: &Path, address: SocketAddr) -> Result<(Child, Duration)> {
-    let log = File::options().create(true).append(true).open(home.join(LOG)).context("opening the server's log")?;
-    let start = Instant::now();
-    let mut child = Command::new(binary)
-        .arg("serve")
-        .args(["--listen", &address.to_string()])
-        .arg("--data")
-        .arg(home.join("data"))
-        .args(["--allow-subnet", "127.0.0.0/8"])
-        .current_dir(home)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("starting {}", binary.display()))?;
+async fn until_ready(mut child: Child, start: Instant, home: &Path, address: SocketAddr) -> Result<(Child, Duration)> {
     loop {
         let health = Request::get("/api/v1/health").header(HOST, address.to_string()).body(Full::default())?;
         if exchange(address, health).await.is_ok_and(|answer| answer.status == StatusCode::NO_CONTENT) {
@@ -220,6 +311,10 @@ async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<
     Connection::open(address).await?.send_within(CALL_MAX, request).await
 }
 
+fn host(address: SocketAddr) -> HeaderValue {
+    HeaderValue::from_str(&address.to_string()).expect("an address is plain ASCII")
+}
+
 /// Free when asked for. Somebody else could take it before the server does; the server would then say so and end.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?.local_addr()?)
@@ -237,3 +332,5 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 /// Far above the target of one second: a server that misses it should still be measured.
 const READY_MAX: Duration = Duration::from_secs(120);
 const STOP_MAX: Duration = Duration::from_secs(60);
+/// Nodes look around every second, and lanes change hands in a few rounds of that.
+const SHARING_OUT: Duration = Duration::from_secs(5);

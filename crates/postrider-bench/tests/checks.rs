@@ -27,6 +27,21 @@ fn a_server_that_delivers_all_once_passes() {
 }
 
 #[test]
+fn a_database_of_its_own_is_started_for_postgresql() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    // Where PostgreSQL's user may write, too.
+    let dir = std::env::temp_dir();
+    let output = bench(&dir, "none", &["--only", "pg-end-to-end", "--statements", "--json", json.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let median = &report["figures"]["postgres"]["one_node"]["median"];
+    assert!(median["delivered"].as_u64().unwrap() > 0, "{median}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("| one node |") && !text.contains("end to end / floor"), "{text}");
+}
+
+#[test]
 fn a_server_that_is_wrong_fails() {
     for (fault, counted) in
         [("lose", "lost"), ("duplicate", "duplicated"), ("rename", "misnamed"), ("damage", "damaged")]

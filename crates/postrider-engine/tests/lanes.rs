@@ -71,9 +71,11 @@ enum Step {
     Replay(usize),
     ResetHealth(i64),
     Restart,
+    Release(i64),
+    Depose(usize),
 }
 
-fn steps(lanes: i64, death: Step) -> impl Strategy<Value = Vec<Step>> {
+fn steps(lanes: i64, fate: impl Strategy<Value = Step> + 'static) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (1..=lanes, 1..12u8, 1..4i64).prop_map(|(lane, count, keys)| Step::Accept { lane, count, keys }),
         12 => (1..20u8).prop_map(Step::Finish),
@@ -87,7 +89,7 @@ fn steps(lanes: i64, death: Step) -> impl Strategy<Value = Vec<Step>> {
         1 => (1..=lanes, 0..40i64).prop_map(|(lane, back)| Step::CancelBefore { lane, back }),
         2 => any::<usize>().prop_map(Step::Replay),
         1 => (1..=lanes).prop_map(Step::ResetHealth),
-        1 => Just(death),
+        2 => fate,
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -136,6 +138,8 @@ fn live(world: &mut World, steps: Vec<Step>) {
             Step::Replay(which) => world.replay(which),
             Step::ResetHealth(lane) => world.reset_health(lane),
             Step::Restart => world.restart(),
+            Step::Release(app) => world.release(app),
+            Step::Depose(node) => world.depose(node),
         }
     }
 }
@@ -144,8 +148,11 @@ fn check_the_end(world: &World) {
     let accepted: BTreeSet<_> = world.accepted.keys().copied().collect();
     assert_eq!(world.ended, accepted, "each of them came to its end");
     assert_eq!(world.rows(), 0);
-    assert_eq!(world.dispatcher.held(), 0);
-    assert_eq!(world.dispatcher.in_flight(), 0);
+    for dispatcher in [&world.dispatcher, &world.second] {
+        assert_eq!(dispatcher.held(), 0);
+        assert_eq!(dispatcher.in_flight(), 0);
+        assert_eq!(dispatcher.busy_apps().next(), None);
+    }
     world.check_rates();
 }
 
@@ -155,7 +162,7 @@ proptest! {
     // The world itself checks at every start: order, slots, ramp, breaker, probe, pause, no second start.
     #[test]
     fn whatever_happens_everything_comes_to_its_end_within_its_limits(
-        seed: u64, manners in manners(), run_max in 1..5usize, steps in steps(5, Step::Finish(1))
+        seed: u64, manners in manners(), run_max in 1..5usize, steps in steps(5, Just(Step::Finish(1)))
     ) {
         let mut world = World::new(seed, SMALL, all_kinds());
         world.receiver = manners.receiver();
@@ -168,10 +175,38 @@ proptest! {
 
     #[test]
     fn a_process_that_dies_again_and_again_loses_nothing_and_keeps_the_order(
-        seed: u64, manners in manners(), steps in steps(5, Step::Restart)
+        seed: u64, manners in manners(), steps in steps(5, Just(Step::Restart))
     ) {
         let mut world = World::new(seed, SMALL, all_kinds());
         world.receiver = manners.receiver();
+        live(&mut world, steps);
+        world.settle_down();
+        check_the_end(&world);
+    }
+
+    // At every start the world also checks who owns the lane, and when lanes are given up that nothing of them is left.
+    #[test]
+    fn lanes_that_move_between_two_nodes_lose_nothing_and_keep_their_order_and_limits(
+        seed: u64, manners in manners(), run_max in 1..5usize,
+        steps in steps(5, (1..=2i64).prop_map(Step::Release))
+    ) {
+        let mut world = World::new(seed, SMALL, all_kinds());
+        world.receiver = manners.receiver();
+        world.run_max = run_max;
+        world.load_failures = 5;
+        live(&mut world, steps);
+        world.settle_down();
+        check_the_end(&world);
+    }
+
+    #[test]
+    fn nodes_that_are_deposed_lose_nothing_and_what_comes_late_does_no_harm(
+        seed: u64, manners in manners(),
+        steps in steps(5, prop_oneof![(1..=2i64).prop_map(Step::Release), (0..2usize).prop_map(Step::Depose)])
+    ) {
+        let mut world = World::new(seed, SMALL, all_kinds());
+        world.receiver = manners.receiver();
+        world.load_failures = 5;
         live(&mut world, steps);
         world.settle_down();
         check_the_end(&world);
@@ -732,4 +767,71 @@ fn a_replay_that_is_read_after_the_end_was_heard_of_is_no_echo_of_the_first_cycl
     dispatcher.settled(replayed.id, None, now);
     dispatcher.loaded(replayed.id.endpoint, vec![replayed], Rest::default(), now);
     assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.cycle == 1));
+}
+
+#[test]
+fn a_lane_that_is_wanted_elsewhere_is_quiet_when_its_last_answer_is_written() {
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    for message in 1..=3 {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.release(|app| app == AppKey::new(2), now);
+    assert!(dispatcher.next(now).is_none(), "others are meant");
+    dispatcher.release(|app| app == AppKey::new(1), now);
+    match dispatcher.next(now) {
+        Some(Command::Spill(spills)) => assert_eq!(spills.len(), 2, "what has not been sent is given rows"),
+        other => panic!("{other:?}"),
+    }
+    dispatcher.spilled(&[scheduled(1, 2), scheduled(1, 3)], now);
+    dispatcher.expect(EndpointKey::new(1), settings, now, now);
+    dispatcher.set_lane(EndpointKey::new(1), settings, now);
+    assert!(dispatcher.next(now).is_none(), "and not loaded again");
+    assert_eq!(dispatcher.answered(scheduled(1, 1), None, now), None);
+    assert_eq!(dispatcher.busy_apps().collect::<Vec<_>>(), [AppKey::new(1)]);
+    dispatcher.settled(scheduled(1, 1), None, now);
+    assert_eq!(dispatcher.busy_apps().next(), None);
+    dispatcher.forget(|app| app == AppKey::new(1));
+    assert!(dispatcher.lanes_of(AppKey::new(1)).is_empty());
+    assert_eq!(dispatcher.sleep_until(), None);
+}
+
+#[test]
+fn while_nothing_may_start_rows_are_read_and_written() {
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.let_start(false);
+    dispatcher.hand_over(new_parcel(1, now), lane_settings(1), now);
+    let other = EndpointKey::new(2);
+    dispatcher.expect(other, lane_settings(1), now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    dispatcher.loaded(other, Vec::new(), Rest::default(), now);
+    assert!(dispatcher.next(now).is_none());
+    let later = now.plus(SMALL.patience);
+    assert!(matches!(dispatcher.next(later), Some(Command::Spill(_))), "it has stood too long");
+    dispatcher.spilled(&[scheduled(1, 1)], later);
+    assert!(matches!(dispatcher.next(later), Some(Command::Load { .. })));
+    let found = Parcel { handed: false, ..new_parcel(1, later) };
+    dispatcher.loaded(found.id.endpoint, vec![found], Rest::default(), later);
+    assert!(dispatcher.next(later).is_none());
+    dispatcher.let_start(true);
+    assert!(matches!(dispatcher.next(later), Some(Command::Send(_))));
+}
+
+#[test]
+fn a_request_of_a_lost_lane_keeps_its_slot_of_ours_and_none_of_the_lane_that_came_back() {
+    let limits = Limits { in_flight: 2, ..SMALL };
+    let (mut dispatcher, now) = (Dispatcher::new(limits), Timestamp::from_millis(1_000));
+    let settings = LaneSettings { in_flight_max: 1, ..lane_settings(1) };
+    dispatcher.hand_over(new_parcel(1, now), settings, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(_))));
+    dispatcher.depose();
+    assert_eq!((dispatcher.in_flight(), dispatcher.held()), (1, 0));
+    for message in 2..=3 {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 2)));
+    dispatcher.lost();
+    assert_eq!(dispatcher.in_flight(), 1);
+    assert!(dispatcher.next(now).is_none(), "the lane's only slot is taken");
 }

@@ -133,6 +133,33 @@ fn a_dead_endpoint_with_100_000_waiting_does_not_delay_its_neighbour() {
 }
 
 #[test]
+fn a_rate_holds_over_every_take_over_and_none_costs_more_than_a_second() {
+    let of_lane = (1, LaneSettings { rate: Some(20), ..usual() });
+    let of_app = (2, LaneSettings { app: AppKey::new(2), app_rate: Some(20), ..usual() });
+    let mut world = world([of_lane, of_app]);
+    for lane in 1..=2 {
+        world.fill(lane, 0..2_000);
+    }
+    world.restart();
+    for _ in 0..10 {
+        world.run_until(world.now.plus(Duration::from_secs(5)));
+        for app in 1..=2 {
+            world.release(app);
+        }
+    }
+    for node in [0, 1, 1, 0] {
+        world.run_until(world.now.plus(Duration::from_secs(5)));
+        world.depose(node);
+    }
+    world.run_until(world.now.plus(Duration::from_secs(5)));
+    world.check_rates();
+    for lane in 1..=2 {
+        let sent = world.messages_sent(lane).len();
+        assert!(sent >= 75 * 20 - 15 * 20, "lane {lane}: {sent} in 75 seconds with 15 take-overs");
+    }
+}
+
+#[test]
 fn half_open_lets_exactly_one_through_however_many_wait() {
     let mut world = world([(1, usual())]);
     world.fill(1, 0..1_000);

@@ -6,10 +6,20 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod doctor;
+mod moving;
+pub mod outbox;
+pub mod postgres;
+mod queued;
 pub mod records;
+mod rows;
+pub mod shards;
 pub mod sqlite;
 mod store;
 
+pub use moving::{MoveError, Progress, move_to_postgres};
+pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;
+pub use shards::{Shard, Shards, Tenure};
 pub use sqlite::{SqliteOptions, SqliteStore};
 pub use store::*;

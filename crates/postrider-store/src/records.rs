@@ -1,9 +1,12 @@
 //! What is kept, as plain records. They are neither wire structs nor rows; both sides translate.
 
-use crate::StateKind;
+use crate::{
+    StateKind,
+    shards::{Shards, Tenure},
+};
 use bytes::Bytes;
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
     lanes::Held,
     policy::{Class, DeathReason, Delay, DisableReason, Health, Next, Progress, Rule},
 };
@@ -94,6 +97,8 @@ pub struct NewMessage {
     pub content: Content,
     /// The payload is forgotten then; the record of the message stays.
     pub payload_expires_at: Option<Timestamp>,
+    /// What `Store::generation` said before that was read from which `owed` was worked out; `None`: it need not be checked.
+    pub generation: Option<i64>,
     /// Every endpoint that wants it, disabled ones too: those wait.
     pub owed: Vec<EndpointKey>,
     /// Those of them that get everything in order, and count it.
@@ -179,6 +184,16 @@ pub enum Committed {
     Health { endpoint: EndpointKey },
     /// These deliveries of a lane were ended by a person, or by a resend that arrived, whether they had rows or not.
     Cancelled { endpoint: EndpointKey, which: Cancelled },
+    /// There is something to do in the background.
+    Work,
+    /// The lanes of these shards are this process's from now on. Whoever serves them reads how they stand, and then says
+    /// so with `own`.
+    Offered { tenure: Tenure, shards: Shards },
+    /// The lanes of these shards are wanted elsewhere: nothing of them is handed over any more. They are to be brought to
+    /// rest, and then given up with `disown`.
+    Wanted { shards: Shards },
+    /// All lanes are lost. What is under way is someone else's, and what becomes of it is not to be written down.
+    Deposed,
 }
 
 /// Which of a lane's deliveries were cancelled. Resends are not among them.
@@ -436,6 +451,19 @@ pub enum TaskStatus {
     Cancelled,
 }
 
+impl From<DeadReason> for DeathReason {
+    fn from(reason: DeadReason) -> Self {
+        match reason {
+            DeadReason::Permanent => Self::Permanent,
+            DeadReason::Exhausted => Self::Exhausted,
+            DeadReason::Expired => Self::Expired,
+            DeadReason::EndpointGone => Self::EndpointGone,
+            DeadReason::Cancelled => Self::Cancelled,
+            DeadReason::Breaker => Self::Breaker,
+        }
+    }
+}
+
 /// A delivery that was given up, and what is known about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
@@ -456,6 +484,12 @@ pub struct DeadLetter {
 pub struct DeadKey {
     pub message: MessageKey,
     pub endpoint: EndpointKey,
+}
+
+impl DeadKey {
+    pub(crate) fn delivery(self) -> DeliveryId {
+        DeliveryId { endpoint: self.endpoint, message: self.message, trigger: Trigger::Scheduled }
+    }
 }
 
 /// What waits for an endpoint.

@@ -1,6 +1,9 @@
 //! The one door to what is stored.
 
-use crate::records::*;
+use crate::{
+    records::*,
+    shards::{Shards, Tenure},
+};
 use async_trait::async_trait;
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
@@ -24,8 +27,28 @@ pub trait Store: Send + Sync + 'static {
     /// dispatcher. It does not hang on the caller of a verb, who may have gone away by then.
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
+    /// Says that the lanes of these shards, which were offered in `committed`, are ready to be handed messages.
+    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
+    /// Gives up shards whose lanes are quiet: nothing of them is in memory, on the network or being written down.
+    async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
+    /// This process is about to stop: it is offered nothing more, and what it has is wanted elsewhere.
+    async fn retire(&self) -> Result<(), StoreError>;
+    /// The one that began last.
+    fn tenure(&self) -> Tenure;
+    /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered.
+    fn may_send(&self) -> bool;
+    /// Whether this process does the work that is done once for all nodes.
+    fn leads(&self) -> bool;
+    /// What the store's own clock says, where it has one that counts for everybody.
+    async fn time(&self) -> Result<Option<Timestamp>, StoreError>;
+
     /// Gives handed-off deliveries rows of their own, so that they need not be kept in memory.
-    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError>;
+    async fn spill(
+        &self,
+        tenure: Tenure,
+        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
+        due: Timestamp,
+    ) -> Result<(), StoreError>;
 
     /// The deliveries of one lane that are due by `now` and, where there is an order, have nothing before them that is
     /// not part of the answer: of each key (or of the whole lane, if it is FIFO) a run in the order of the messages,
@@ -38,13 +61,13 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Loaded, StoreError>;
 
-    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError>;
+    async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError>;
 
-    /// Every lane that has something waiting.
-    async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError>;
+    /// Every lane of these shards that has something waiting.
+    async fn lanes(&self, shards: Shards) -> Result<Vec<LaneFound>, StoreError>;
 
-    /// Every endpoint that is not in perfect health.
-    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError>;
+    /// Every endpoint of these shards that is not in perfect health.
+    async fn healths(&self, shards: Shards) -> Result<Vec<(EndpointKey, Health)>, StoreError>;
     /// How one endpoint fares.
     async fn health(&self, endpoint: EndpointKey) -> Result<Health, StoreError>;
     /// Sets an endpoint's health back: its breaker is closed, its failures are forgotten.
@@ -61,8 +84,8 @@ pub trait Store: Send + Sync + 'static {
 
     // Settings.
 
-    /// A new key, greater than every key before it.
-    fn mint(&self, at: Timestamp) -> i64;
+    /// A new key, greater than every key that was in use before it.
+    async fn mint(&self, at: Timestamp) -> Result<i64, StoreError>;
 
     async fn put_application(
         &self,
@@ -71,6 +94,9 @@ pub trait Store: Send + Sync + 'static {
         remember: Option<Remember>,
     ) -> Result<(), PutError>;
     async fn application(&self, by: By<AppKey>) -> Result<Option<Application>, StoreError>;
+    /// Counts the changes of an application and of its endpoints, where others can make them without this process knowing
+    /// at once. Whoever keeps what he reads asks for it first.
+    async fn generation(&self, app: AppKey) -> Result<Option<i64>, StoreError>;
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError>;
     /// Deletes an application with its endpoints. False if there was none.
     async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError>;
@@ -259,12 +285,23 @@ pub struct Counts {
     pub dead: u64,
 }
 
+/// What was done to the tables, by version. Nothing, if both are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    /// 0: there were none.
+    pub from: i64,
+    pub to: i64,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     #[error("the application already has a message with this event id")]
     EventIdTaken,
     #[error("the idempotency key was used before with another request")]
     KeyReused,
+    /// Whom the message is owed to was worked out from settings that have changed since. Nothing was stored.
+    #[error("the settings have changed meanwhile")]
+    Outdated,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -296,6 +333,12 @@ pub enum StoreError {
     Full,
     #[error("the store could not carry this out: {0}")]
     Database(String),
+    /// The database cannot be reached just now.
+    #[error("the database cannot be reached: {0}")]
+    Unreachable(String),
+    /// The lanes are, or may be, someone else's by now. What was handed in is void.
+    #[error("this node's time as an owner is over")]
+    Deposed,
     #[error("the store is closed")]
     Closed,
 }

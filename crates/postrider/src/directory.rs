@@ -42,6 +42,8 @@ pub struct Directory {
 type EventLayers = HashMap<String, Layer>;
 
 pub struct AppEntry {
+    /// What the store counted before the rest was read, where others can change it without our knowing at once.
+    pub generation: Option<i64>,
     pub application: Application,
     /// What it says about how its endpoints are treated.
     pub layer: Layer,
@@ -165,10 +167,32 @@ impl Directory {
             }
             known.generation
         };
-        let Some(application) = self.store.application(by.clone()).await? else { return Ok(None) };
-        let entry = Arc::new(self.read(application).await?);
+        let Some(entry) = self.look_up(by).await?.map(Arc::new) else { return Ok(None) };
         self.keep(&entry, generation);
         Ok(Some(entry))
+    }
+
+    async fn look_up(&self, by: &By<AppKey>) -> Result<Option<AppEntry>, StoreError> {
+        let app = match by {
+            By::Key(key) => *key,
+            By::Uid(_) => {
+                let Some(application) = self.store.application(by.clone()).await? else { return Ok(None) };
+                application.key
+            }
+        };
+        // What was read before the count does not belong to it.
+        let generation = self.store.generation(app).await?;
+        let Some(application) = self.store.application(By::Key(app)).await? else { return Ok(None) };
+        Ok(Some(self.read(application, generation).await?))
+    }
+
+    /// The store says that this entry is not how things stand any more.
+    pub fn outdated(&self, entry: &AppEntry) {
+        let app = entry.application.key;
+        let kept = self.known.read().unwrap_or_else(PoisonError::into_inner).apps.get(&app).cloned();
+        if kept.is_some_and(|kept| kept.generation == entry.generation) {
+            self.changed(app);
+        }
     }
 
     /// The endpoint of a lane. `None`: it was deleted.
@@ -200,7 +224,7 @@ impl Directory {
         }
     }
 
-    async fn read(&self, application: Application) -> Result<AppEntry, StoreError> {
+    async fn read(&self, application: Application, generation: Option<i64>) -> Result<AppEntry, StoreError> {
         let layer = crate::rules::Rules::stored(application.rules.as_deref()).layer();
         let mut endpoints: Vec<Arc<EndpointEntry>> = Vec::new();
         loop {
@@ -208,7 +232,7 @@ impl Directory {
             let page = Page { from, order: Order::Ascending, limit: 1_000 };
             let found = self.store.endpoints(application.key, page).await?;
             if found.is_empty() {
-                return Ok(AppEntry { application, layer, endpoints });
+                return Ok(AppEntry { generation, application, layer, endpoints });
             }
             endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, &layer, endpoint))));
         }

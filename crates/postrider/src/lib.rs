@@ -6,12 +6,14 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod deployment;
 pub mod directory;
 pub mod dispatch;
 pub mod http;
 pub mod ids;
 pub mod ingest;
 pub mod keyring;
+pub mod outbox;
 pub mod rules;
 pub mod serve;
 pub mod tasks;

@@ -3,33 +3,40 @@
 use crate::{
     clock,
     config::Settings,
+    deployment::Deployment,
     directory::Directory,
     dispatch::Dispatch,
     http::{self, Api, ApiSettings, auth::Environment, server},
     ids::IdCodec,
     ingest::Ingest,
-    keyring::Keyring,
+    outbox::{Desk, Relay},
     tasks::Tasks,
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
-    vault::{Private, Vault},
 };
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_engine::EndpointKey;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, SqliteStore, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
+    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::{net::TcpListener, signal::unix, sync::watch, task::JoinHandle};
+use tokio::{
+    net::TcpListener,
+    signal::unix,
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
 
 /// How often samples are taken into the histograms, and the store is asked how much waits.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
+
+/// How often the store's clock is looked at.
+const CLOCK_EVERY: Duration = Duration::from_secs(10);
 
 /// A running server.
 pub struct Server {
@@ -40,6 +47,9 @@ pub struct Server {
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
     dispatching: JoinHandle<()>,
+    relaying: JoinSet<()>,
+    /// What ends with the server, wherever it is.
+    beside: JoinSet<()>,
 }
 
 /// Runs a server until a signal ends it.
@@ -71,26 +81,17 @@ impl Server {
             .await
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
-        // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
-        let first_start = !settings.data.join(Keyring::FILE).exists();
-        let keyring = Keyring::open_or_create(&settings.data)?;
-        if first_start {
-            let file = settings.data.join(Keyring::FILE).display().to_string();
-            tracing::info!(file, "made the keys of this deployment; keep a copy of that file");
+        let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
+        let mut beside = JoinSet::new();
+        let mut follower = clock::Follower::default();
+        if follower.follow(&*store).await? {
+            beside.spawn(keep_time(follower, Arc::clone(&store)));
         }
-        let data = settings.data.clone();
-        let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
-        let store: Arc<dyn Store> = Arc::new(store);
-        let vault = Arc::new(Vault::new(keyring.encryption()));
-        check_vault(&*store, &vault).await?;
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
         let guard = AddressGuard::new(settings.allow_subnets.clone());
-        let extra_ca_pem = match &settings.extra_ca_file {
-            Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
-            None => None,
-        };
+        let extra_ca_pem = read_pem(settings.extra_ca_file.as_deref())?;
         let https_only = settings.https_only;
         let transport =
             Transport::new(TransportConfig { extra_ca_pem, https_only, ..TransportConfig::new(guard.clone()) })?;
@@ -110,19 +111,34 @@ impl Server {
             dead_letters: settings.retention_dead_letters,
             idempotency: IDEMPOTENCY_MEMORY,
         };
-        tokio::spawn({
+        beside.spawn({
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
             async move { tasks.run(store, directory, retention).await }
         });
-        tokio::spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+
+        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory)));
+        let desk = Arc::new(Desk {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            ingest: Arc::clone(&ingest),
+            ids: ids.clone(),
+            body_max: settings.body_max,
+            retention,
+        });
+        let mut relaying = JoinSet::new();
+        for outbox in settings.outboxes {
+            let ca_pem = read_pem(outbox.ca_file.as_deref())?;
+            relaying.spawn(Relay::new(outbox, ca_pem, Arc::clone(&desk), system_rng()?).run(stopped.clone()));
+        }
 
         let api = Arc::new(Api {
             store: Arc::clone(&store),
             ids,
             vault,
             tokens: Arc::clone(&tokens),
+            ingest,
             directory,
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
             tasks,
             guard,
             clock: clock::now,
@@ -138,7 +154,17 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
-        Ok(Self { address, tokens, store, grace: settings.shutdown_grace, stop, serving, dispatching })
+        Ok(Self {
+            address,
+            tokens,
+            store,
+            grace: settings.shutdown_grace,
+            stop,
+            serving,
+            dispatching,
+            relaying,
+            beside,
+        })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -154,40 +180,29 @@ impl Server {
         tokio::select! {
             _ = &mut self.serving => {}
             _ = &mut self.dispatching => {}
+            Some(_) = self.relaying.join_next() => {}
         }
     }
 
     /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        let finished = async { (self.serving.await, self.dispatching.await) };
+        let Self { mut relaying, .. } = self;
+        let relayed = async { while relaying.join_next().await.is_some() {} };
+        let finished = async { (self.serving.await, relayed.await, self.dispatching.await) };
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
+        drop(self.beside);
         self.store.close().await;
     }
 }
 
-/// A sealed note in the store shows at start whether the key fits, before anything is served.
-async fn check_vault(store: &dyn Store, vault: &Vault) -> anyhow::Result<()> {
-    const NOTE: &str = "vault_check";
-    const NOBODY: EndpointKey = EndpointKey::new(0);
-    match store.note(NOTE).await? {
-        Some(sealed) => {
-            vault.open(NOBODY, &sealed).context(
-                "the encryption key in keys.toml is not the one that this database was made with; \
-                 put the right keys.toml back into the data folder",
-            )?;
-        }
-        None => {
-            let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
-            store.put_note(NOTE, vault.seal(NOBODY, &nothing, &mut system_rng()?)).await?;
-        }
-    }
-    Ok(())
+fn read_pem(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
+    path.map(|path| std::fs::read(path).with_context(|| format!("reading {}", path.display()))).transpose()
 }
 
-fn system_rng() -> anyhow::Result<StdRng> {
+pub(crate) fn system_rng() -> anyhow::Result<StdRng> {
     StdRng::try_from_rng(&mut rand::rngs::SysRng).context("asking the system for random numbers")
 }
 
@@ -210,6 +225,17 @@ async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
         }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
+    }
+}
+
+async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
+    loop {
+        tokio::time::sleep(CLOCK_EVERY).await;
+        match follower.follow(&*store).await {
+            Ok(_) => {}
+            Err(StoreError::Closed) => return,
+            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
+        }
     }
 }
 

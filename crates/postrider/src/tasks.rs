@@ -5,7 +5,7 @@
 
 use crate::{clock, directory::Directory};
 use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
-use postrider_store::{Retention, Store, StoreError, TaskKey, TaskStatus};
+use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::sync::Notify;
 
@@ -17,6 +17,9 @@ const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 
 /// Between two steps, so that they take only a small part of the writer's time.
 const BREATH: Duration = Duration::from_millis(20);
+
+/// How often it is looked whether the work has come to this process, while another one does it.
+const LEAD_EVERY: Duration = Duration::from_secs(1);
 
 /// While there is nothing to do but wait for the lanes: longer and longer.
 const PAUSE_MIN: Duration = Duration::from_millis(25);
@@ -33,10 +36,14 @@ impl Tasks {
         self.work.notify_one();
     }
 
-    /// Runs until the store is closed.
+    /// Runs until the store is closed. Of several nodes one does the work, and the others wait.
     pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
         let mut expired_at = Timestamp::default();
         loop {
+            if !store.leads() {
+                let _ = tokio::time::timeout(LEAD_EVERY, self.work.notified()).await;
+                continue;
+            }
             match work_off(&*store, &directory, retention, &mut expired_at).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
@@ -55,7 +62,7 @@ async fn work_off(
 ) -> Result<(), StoreError> {
     // In turns, a step each, so that nothing short waits for something long.
     let mut pause = PAUSE_MIN;
-    loop {
+    while store.leads() {
         if clock::now().since(*expired_at) >= EXPIRE_EVERY {
             *expired_at = clock::now();
             expire_parked(store, directory).await?;
@@ -64,7 +71,10 @@ async fn work_off(
         let mut moved = false;
         for task in &unfinished {
             moved |= match advance(store, *task).await {
-                Err(error @ (StoreError::Busy | StoreError::Full | StoreError::Database(_))) => {
+                Err(
+                    error
+                    @ (StoreError::Busy | StoreError::Full | StoreError::Database(_) | StoreError::Unreachable(_)),
+                ) => {
                     tracing::warn!(task = task.0, %error, "a task could not go on; it is tried again");
                     false
                 }
@@ -82,9 +92,10 @@ async fn work_off(
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
-            (false, true) => return Ok(()),
+            (false, true) => break,
         }
     }
+    Ok(())
 }
 
 /// Does a step of a task. False if it had to wait.
@@ -100,13 +111,13 @@ async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
 /// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.
 async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), StoreError> {
     let tripped: BTreeSet<EndpointKey> = store
-        .healths()
+        .healths(Shards::ALL)
         .await?
         .into_iter()
         .filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. }))
         .map(|(endpoint, _)| endpoint)
         .collect();
-    for lane in store.lanes().await? {
+    for lane in store.lanes(Shards::ALL).await? {
         let Some(entry) = directory.endpoint(lane.endpoint).await? else { continue };
         if !entry.lane.parked && !tripped.contains(&lane.endpoint) {
             continue;

@@ -6,10 +6,35 @@ use axum::body::Body;
 use http::Request;
 use postrider::tokens::{Access, Capability};
 use serde_json::{Value, json};
-use support::house::House;
+use support::{
+    house::House,
+    stores::{StoreKind, on_both_stores},
+};
 
-async fn house_with_endpoint() -> (House, String, String) {
-    let house = House::new();
+on_both_stores! {
+    async
+    every_door_has_a_lock,
+    a_slash_at_the_end_is_overlooked,
+    a_body_must_be_small_plain_json,
+    an_application_lives_its_life,
+    a_list_is_walked_both_ways,
+    the_same_post_is_carried_out_once,
+    a_repetition_is_told_what_the_first_was_even_where_names_are_unique,
+    what_is_no_id_is_not_found,
+    an_endpoint_lives_its_life,
+    headers_are_set_and_credentials_not_shown,
+    a_secret_is_rotated_and_told,
+    an_event_type_lives_its_life,
+    hidden_event_types_are_passed_over_in_lists,
+    recover_stats_and_examples_answer,
+    a_portal_link_opens_one_application,
+    others_look_as_if_they_did_not_exist,
+    a_limited_token_does_what_it_was_made_for,
+    the_official_client_understands_us,
+}
+
+async fn house_with_endpoint(store: StoreKind) -> (House, String, String) {
+    let house = House::start_on(store).await;
     let app = house.post("app", json!({"name": "Acme", "uid": "acme"})).await.expect(201);
     let endpoint =
         house.post("app/acme/endpoint", json!({"url": "https://example.com/hook", "uid": "hook"})).await.expect(201);
@@ -32,9 +57,8 @@ fn operations(document: &Value, app: &str) -> Vec<(String, String, String)> {
     all
 }
 
-#[tokio::test]
-async fn every_door_has_a_lock() {
-    let (house, app, _) = house_with_endpoint().await;
+async fn every_door_has_a_lock(store: StoreKind) {
+    let (house, app, _) = house_with_endpoint(store).await;
     let document = house.ask(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.expect(200);
     let operations = operations(&document, &app);
     assert!(operations.len() >= 40, "{} operations", operations.len());
@@ -126,9 +150,8 @@ async fn what_no_route_takes_is_told_in_json() {
     }
 }
 
-#[tokio::test]
-async fn a_slash_at_the_end_is_overlooked() {
-    let (house, ..) = house_with_endpoint().await;
+async fn a_slash_at_the_end_is_overlooked(store: StoreKind) {
+    let (house, ..) = house_with_endpoint(store).await;
     assert_eq!(house.get("app/acme/").await.expect(200), house.get("app/acme").await.expect(200));
     assert_eq!(house.get("app/?limit=1").await.expect(200)["data"].as_array().unwrap().len(), 1);
     house.get("health/").await.expect(204);
@@ -147,9 +170,8 @@ async fn any_page_may_call_us() {
     assert_eq!(reply.headers["access-control-allow-headers"], "authorization,content-type");
 }
 
-#[tokio::test]
-async fn a_body_must_be_small_plain_json() {
-    let house = House::new();
+async fn a_body_must_be_small_plain_json(store: StoreKind) {
+    let house = House::start_on(store).await;
     let post = |name: &str, value: &str, body: Vec<u8>| {
         Request::post("/api/v1/app")
             .header("authorization", format!("Bearer {}", house.token))
@@ -166,9 +188,8 @@ async fn a_body_must_be_small_plain_json() {
     assert_eq!(house.ask(post("content-type", "application/json", valid)).await.status, 201);
 }
 
-#[tokio::test]
-async fn an_application_lives_its_life() {
-    let house = House::new();
+async fn an_application_lives_its_life(store: StoreKind) {
+    let house = House::start_on(store).await;
     let created = house.post("app", json!({"name": "Acme", "uid": "acme", "throttleRate": 5})).await.expect(201);
     let id = created["id"].as_str().unwrap();
     assert_eq!((&created["uid"], &created["rateLimit"]), (&json!("acme"), &json!(5)));
@@ -197,9 +218,8 @@ async fn an_application_lives_its_life() {
     house.post("app", json!({"name": "Again", "uid": "acme"})).await.expect(201);
 }
 
-#[tokio::test]
-async fn a_list_is_walked_both_ways() {
-    let house = House::new();
+async fn a_list_is_walked_both_ways(store: StoreKind) {
+    let house = House::start_on(store).await;
     for i in 0..5 {
         house.post("app", json!({"name": format!("{i}")})).await.expect(201);
     }
@@ -222,9 +242,8 @@ async fn a_list_is_walked_both_ways() {
     house.get("app?colour=red").await.expect(400);
 }
 
-#[tokio::test]
-async fn the_same_post_is_carried_out_once() {
-    let house = House::new();
+async fn the_same_post_is_carried_out_once(store: StoreKind) {
+    let house = House::start_on(store).await;
     for key in ["auto_1", "chosen"] {
         let first = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
         let second = house.post_with_key("app", key, json!({"name": "a"})).await.expect(201);
@@ -235,9 +254,8 @@ async fn the_same_post_is_carried_out_once() {
     assert_eq!(house.post_with_key("app", "auto_1", json!({"name": "b"})).await.expect(201)["name"], "a");
 }
 
-#[tokio::test]
-async fn a_repetition_is_told_what_the_first_was_even_where_names_are_unique() {
-    let (house, ..) = house_with_endpoint().await;
+async fn a_repetition_is_told_what_the_first_was_even_where_names_are_unique(store: StoreKind) {
+    let (house, ..) = house_with_endpoint(store).await;
     for (path, body) in [
         ("app", json!({"name": "a", "uid": "once"})),
         ("event-type", json!({"name": "once", "description": ""})),
@@ -252,9 +270,8 @@ async fn a_repetition_is_told_what_the_first_was_even_where_names_are_unique() {
     }
 }
 
-#[tokio::test]
-async fn what_is_no_id_is_not_found() {
-    let (house, app, _) = house_with_endpoint().await;
+async fn what_is_no_id_is_not_found(store: StoreKind) {
+    let (house, app, _) = house_with_endpoint(store).await;
     let long = "x".repeat(10_000);
     let forged = format!("{}{}", &app[..30], if app.ends_with('0') { '1' } else { '0' });
     for id in ["..", "..%2f..", "%2e%2e%2f", "%00", "%ff", "app_", "ep_x", "a%20b", "%F0%9F%92%A9", &long, &forged] {
@@ -293,9 +310,8 @@ async fn the_document_refers_to_nothing_that_it_lacks() {
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_lives_its_life() {
-    let (house, _, id) = house_with_endpoint().await;
+async fn an_endpoint_lives_its_life(store: StoreKind) {
+    let (house, _, id) = house_with_endpoint(store).await;
     let path = "app/acme/endpoint";
     let endpoint = house.get(&format!("{path}/{id}")).await.expect(200);
     assert_eq!((&endpoint["version"], &endpoint["eventTypes"]), (&json!(1), &Value::Null));
@@ -317,9 +333,8 @@ async fn an_endpoint_lives_its_life() {
     house.get(&format!("{path}/{id}")).await.expect(404);
 }
 
-#[tokio::test]
-async fn headers_are_set_and_credentials_not_shown() {
-    let (house, ..) = house_with_endpoint().await;
+async fn headers_are_set_and_credentials_not_shown(store: StoreKind) {
+    let (house, ..) = house_with_endpoint(store).await;
     let path = "app/acme/endpoint/hook/headers";
     assert_eq!(house.get(path).await.expect(200), json!({"headers": {}, "sensitive": []}));
     house.call("PUT", path, json!({"headers": {"X-A": "1", "Authorization": "canary"}})).await.expect(204);
@@ -330,9 +345,8 @@ async fn headers_are_set_and_credentials_not_shown() {
     house.call("PUT", path, json!({"headers": {"host": "evil"}})).await.expect(422);
 }
 
-#[tokio::test]
-async fn a_secret_is_rotated_and_told() {
-    let (house, ..) = house_with_endpoint().await;
+async fn a_secret_is_rotated_and_told(store: StoreKind) {
+    let (house, ..) = house_with_endpoint(store).await;
     let path = "app/acme/endpoint/hook/secret";
     let first = house.get(path).await.expect(200);
     assert!(first["key"].as_str().unwrap().starts_with("whsec_"));
@@ -350,7 +364,7 @@ async fn a_secret_is_rotated_and_told() {
 
 #[tokio::test]
 async fn secrets_and_headers_do_not_lie_open_on_the_disk() {
-    let (house, ..) = house_with_endpoint().await;
+    let (house, ..) = house_with_endpoint(StoreKind::Sqlite).await;
     let secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5";
     let body = json!({"url": "https://example.com", "secret": secret, "headers": {"authorization": "headercanary"}});
     house.post_with_key("app/acme/endpoint", "auto_s", body).await.expect(201);
@@ -365,9 +379,8 @@ async fn secrets_and_headers_do_not_lie_open_on_the_disk() {
     }
 }
 
-#[tokio::test]
-async fn an_event_type_lives_its_life() {
-    let house = House::new();
+async fn an_event_type_lives_its_life(store: StoreKind) {
+    let house = House::start_on(store).await;
     let body = json!({"name": "user.signup", "description": "d", "schemas": {"1": {"example": {"a": 1}}}});
     let created = house.post("event-type", body.clone()).await.expect(201);
     assert_eq!((&created["archived"], &created["schemas"]), (&json!(false), &body["schemas"]));
@@ -391,9 +404,8 @@ async fn an_event_type_lives_its_life() {
     house.get("event-type/new").await.expect(404);
 }
 
-#[tokio::test]
-async fn hidden_event_types_are_passed_over_in_lists() {
-    let (house, app, _) = house_with_endpoint().await;
+async fn hidden_event_types_are_passed_over_in_lists(store: StoreKind) {
+    let (house, app, _) = house_with_endpoint(store).await;
     for i in 0..12 {
         let flags = if i % 3 == 0 { Value::Null } else { json!(["beta"]) };
         let body = json!({"name": format!("t{i:02}"), "description": "", "featureFlags": flags});
@@ -417,9 +429,8 @@ async fn hidden_event_types_are_passed_over_in_lists() {
     house.call_as(&token, "POST", &format!("app/{app}/endpoint"), body).await.expect(422);
 }
 
-#[tokio::test]
-async fn recover_stats_and_examples_answer() {
-    let (house, ..) = house_with_endpoint().await;
+async fn recover_stats_and_examples_answer(store: StoreKind) {
+    let (house, ..) = house_with_endpoint(store).await;
     let path = "app/acme/endpoint/hook";
     let task = house
         .post_with_key(&format!("{path}/recover"), "auto_1", json!({"since": "2026-01-01T00:00:00Z"}))
@@ -459,9 +470,8 @@ async fn recover_stats_and_examples_answer() {
     );
 }
 
-#[tokio::test]
-async fn a_portal_link_opens_one_application() {
-    let (house, app, _) = house_with_endpoint().await;
+async fn a_portal_link_opens_one_application(store: StoreKind) {
+    let (house, app, _) = house_with_endpoint(store).await;
     house.post("app", json!({"name": "Other", "uid": "other"})).await.expect(201);
     let link = house.post("auth/app-portal-access/acme", json!({})).await.expect(200);
     let token = link["token"].as_str().unwrap().to_owned();
@@ -494,9 +504,8 @@ async fn a_portal_link_opens_one_application() {
     house.post("auth/app-portal-access/x", json!({"application": {"name": "X", "uid": "y"}})).await.expect(422);
 }
 
-#[tokio::test]
-async fn others_look_as_if_they_did_not_exist() {
-    let (house, app, endpoint) = house_with_endpoint().await;
+async fn others_look_as_if_they_did_not_exist(store: StoreKind) {
+    let (house, app, endpoint) = house_with_endpoint(store).await;
     let other = house.post("app", json!({"name": "Other", "uid": "other"})).await.expect(201);
     let token = house.app_token(other["id"].as_str().unwrap(), &Access::full());
     for suffix in [
@@ -521,9 +530,8 @@ async fn others_look_as_if_they_did_not_exist() {
     house.get(&format!("app/acme/endpoint/{endpoint}")).await.expect(200);
 }
 
-#[tokio::test]
-async fn a_limited_token_does_what_it_was_made_for() {
-    let (house, app, _) = house_with_endpoint().await;
+async fn a_limited_token_does_what_it_was_made_for(store: StoreKind) {
+    let (house, app, _) = house_with_endpoint(store).await;
     let only = |capability| {
         house.app_token(&app, &Access { capabilities: vec![Capability::ViewBase, capability], feature_flags: None })
     };
@@ -565,11 +573,10 @@ async fn pages_are_ours_alone() {
 }
 
 /// The official client, over a real connection: what it sends is accepted, and it can read what we answer.
-#[tokio::test]
-async fn the_official_client_understands_us() {
+async fn the_official_client_understands_us(store: StoreKind) {
     use svix::{api::*, models::*};
 
-    let house = House::new();
+    let house = House::start_on(store).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let limits = postrider::http::server::Limits::default();

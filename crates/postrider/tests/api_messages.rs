@@ -1,5 +1,7 @@
 //! Messages and attempts through the API's router, with the real store behind it and no network.
 
+mod support;
+
 use axum::{Router, body::Body};
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -21,7 +23,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
     policy::{Class, DeathReason, Delay, DisableReason, Next, Ordering, Progress, Rule},
 };
-use postrider_store::{Application, AttemptRecord, Disabled, Endpoint, Expect, Settlement, SqliteStore, Store};
+use postrider_store::{Application, AttemptRecord, Disabled, Endpoint, Expect, Settlement};
 use rand::{SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use std::{
@@ -29,7 +31,23 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
+use support::stores::{StoreKind, on_both_stores};
 use tower::ServiceExt;
+
+on_both_stores! {
+    async
+    a_message_is_answered_as_it_came_and_as_it_is_stored,
+    a_repetition_gets_the_first_answer_and_creates_nothing,
+    a_message_can_bring_its_application_along,
+    messages_are_listed_newest_first_and_filtered,
+    what_was_expunged_is_gone_and_cannot_be_sent_again,
+    attempts_and_deliveries_are_shown_from_every_side,
+    a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten,
+    what_is_another_applications_looks_as_if_it_did_not_exist,
+    the_holder_of_a_portal_token_reads_and_may_send_again_if_allowed,
+    a_wrong_question_is_refused_by_name,
+    a_payload_with_its_own_time_to_live_is_kept_that_long,
+}
 
 struct Bench {
     api: Arc<Api>,
@@ -39,24 +57,21 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
+    async fn new(store: StoreKind) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let keyring = Keyring::open_or_create(folder.path()).expect("keys");
         let ids = IdCodec::new(*keyring.ids());
         let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
         let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("a key of our own"));
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
+        let store = store.open(folder.path()).await;
         let vault = Arc::new(Vault::new(keyring.encryption()));
         let guard = Arc::new(AddressGuard::new(Vec::new()));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::default()));
         let api = Arc::new(Api {
-            directory: Arc::new(Directory::new(
-                Arc::clone(&store),
-                Arc::clone(&vault),
-                Arc::clone(&guard),
-                Arc::default(),
-            )),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            directory,
             store,
             ids,
             vault,
@@ -70,15 +85,15 @@ impl Bench {
         Self { router: router(Arc::clone(&api)), api, token, _folder: folder }
     }
 
-    async fn with_application() -> (Self, AppKey) {
-        let bench = Self::new();
+    async fn with_application(store: StoreKind) -> (Self, AppKey) {
+        let bench = Self::new(store).await;
         let app = bench.application("acme").await;
         (bench, app)
     }
 
     async fn application(&self, uid: &str) -> AppKey {
         let now = clock::now();
-        let key = AppKey::new(self.api.store.mint(now));
+        let key = AppKey::new(self.api.store.mint(now).await.unwrap());
         let application = Application {
             key,
             version: 1,
@@ -96,7 +111,7 @@ impl Bench {
 
     async fn endpoint(&self, app: AppKey, disabled: bool) -> EndpointKey {
         let now = clock::now();
-        let key = EndpointKey::new(self.api.store.mint(now));
+        let key = EndpointKey::new(self.api.store.mint(now).await.unwrap());
         let private = Private { secrets: Vec::new(), headers: BTreeMap::new() };
         let endpoint = Endpoint {
             key,
@@ -192,7 +207,7 @@ impl Bench {
             health: None,
             disable: None,
         };
-        self.api.store.settle(Arc::new(vec![settlement])).await.expect("a settlement");
+        self.api.store.settle(self.api.store.tenure(), Arc::new(vec![settlement])).await.expect("a settlement");
     }
 }
 
@@ -200,9 +215,8 @@ fn ids_in(list: &Value) -> Vec<String> {
     list["data"].as_array().expect("a list").iter().map(|row| row["id"].as_str().expect("an id").to_owned()).collect()
 }
 
-#[tokio::test]
-async fn a_message_is_answered_as_it_came_and_as_it_is_stored() {
-    let (bench, _) = Bench::with_application().await;
+async fn a_message_is_answered_as_it_came_and_as_it_is_stored(store: StoreKind) {
+    let (bench, _) = Bench::with_application(store).await;
     let payload = r#"{ "n" : 1e400, "a":1,"a":"\u0000" }"#;
     let body = format!(r#"{{"eventType":"a.b","eventId":"e-1","channels":["c"],"tags":["t"],"payload":{payload}}}"#);
     let (status, created) = bench.send(Request::post("/api/v1/app/acme/msg"), body.clone()).await;
@@ -217,9 +231,8 @@ async fn a_message_is_answered_as_it_came_and_as_it_is_stored() {
     assert_eq!(bare["payload"], json!({}));
 }
 
-#[tokio::test]
-async fn a_repetition_gets_the_first_answer_and_creates_nothing() {
-    let (bench, _) = Bench::with_application().await;
+async fn a_repetition_gets_the_first_answer_and_creates_nothing(store: StoreKind) {
+    let (bench, _) = Bench::with_application(store).await;
     let body = r#"{"eventType":"a","eventId":"once","payload":{"x":1}}"#;
     let other = r#"{"eventType":"a","payload":{"x":2}}"#;
     let first = bench.post("acme/msg", Some("mine"), body).await;
@@ -232,9 +245,8 @@ async fn a_repetition_gets_the_first_answer_and_creates_nothing() {
     assert_eq!(ids_in(&list).len(), 2);
 }
 
-#[tokio::test]
-async fn a_message_can_bring_its_application_along() {
-    let bench = Bench::new();
+async fn a_message_can_bring_its_application_along(store: StoreKind) {
+    let bench = Bench::new(store).await;
     let body =
         |uid: &str| format!(r#"{{"eventType":"a","payload":{{}},"application":{{"name":"New","uid":"{uid}"}}}}"#);
     assert_eq!(bench.post("new/msg", None, r#"{"eventType":"a","payload":{}}"#).await.0, 404);
@@ -244,9 +256,8 @@ async fn a_message_can_bring_its_application_along() {
     assert_eq!(ids_in(&bench.get("new/msg").await.1).len(), 2);
 }
 
-#[tokio::test]
-async fn messages_are_listed_newest_first_and_filtered() {
-    let (bench, _) = Bench::with_application().await;
+async fn messages_are_listed_newest_first_and_filtered(store: StoreKind) {
+    let (bench, _) = Bench::with_application(store).await;
     let mut ids = Vec::new();
     for (event_type, extra) in [("a", ""), ("b", r#","channels":["c"]"#), ("a", r#","tags":["t"]"#)] {
         ids.insert(0, bench.message(&format!(r#"{{"eventType":"{event_type}","payload":{{}}{extra}}}"#)).await.0);
@@ -270,9 +281,8 @@ async fn messages_are_listed_newest_first_and_filtered() {
     assert_eq!((ids_in(&second), &second["done"]), (ids[2..].to_vec(), &json!(true)));
 }
 
-#[tokio::test]
-async fn what_was_expunged_is_gone_and_cannot_be_sent_again() {
-    let (bench, app) = Bench::with_application().await;
+async fn what_was_expunged_is_gone_and_cannot_be_sent_again(store: StoreKind) {
+    let (bench, app) = Bench::with_application(store).await;
     let endpoint = bench.id_of(bench.endpoint(app, false).await);
     let (id, _) = bench.message(r#"{"eventType":"a","payload":{"secret":1}}"#).await;
     let (status, body) = bench.send(Request::delete(format!("/api/v1/app/acme/msg/{id}/content")), "").await;
@@ -282,9 +292,8 @@ async fn what_was_expunged_is_gone_and_cannot_be_sent_again() {
     assert_eq!((status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("missing_payload")));
 }
 
-#[tokio::test]
-async fn attempts_and_deliveries_are_shown_from_every_side() {
-    let (bench, app) = Bench::with_application().await;
+async fn attempts_and_deliveries_are_shown_from_every_side(store: StoreKind) {
+    let (bench, app) = Bench::with_application(store).await;
     let (one, two) = (bench.endpoint(app, false).await, bench.endpoint(app, true).await);
     let (one_id, two_id) = (bench.id_of(one), bench.id_of(two));
     let (id, message) = bench.message(r#"{"eventType":"a","payload":{"x":1}}"#).await;
@@ -345,9 +354,8 @@ async fn attempts_and_deliveries_are_shown_from_every_side() {
     assert_eq!(bench.get(&path).await.1["response"], "EXPUNGED");
 }
 
-#[tokio::test]
-async fn a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten() {
-    let (bench, app) = Bench::with_application().await;
+async fn a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten(store: StoreKind) {
+    let (bench, app) = Bench::with_application(store).await;
     let (id, message) = bench.message(r#"{"eventType":"a","payload":{}}"#).await;
     let endpoint = bench.endpoint(app, true).await;
     let path = format!("acme/msg/{id}/endpoint/{}/resend", bench.id_of(endpoint));
@@ -359,9 +367,8 @@ async fn a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten() {
     assert_eq!(found, [DeliveryId { endpoint, message, trigger: Trigger::Manual }]);
 }
 
-#[tokio::test]
-async fn what_is_another_applications_looks_as_if_it_did_not_exist() {
-    let (bench, _) = Bench::with_application().await;
+async fn what_is_another_applications_looks_as_if_it_did_not_exist(store: StoreKind) {
+    let (bench, _) = Bench::with_application(store).await;
     let stranger = bench.application("other").await;
     let foreign = bench.id_of(bench.endpoint(stranger, false).await);
     let (id, _) = bench.message(r#"{"eventType":"a","payload":{}}"#).await;
@@ -383,9 +390,8 @@ async fn what_is_another_applications_looks_as_if_it_did_not_exist() {
     }
 }
 
-#[tokio::test]
-async fn the_holder_of_a_portal_token_reads_and_may_send_again_if_allowed() {
-    let (mut bench, app) = Bench::with_application().await;
+async fn the_holder_of_a_portal_token_reads_and_may_send_again_if_allowed(store: StoreKind) {
+    let (mut bench, app) = Bench::with_application(store).await;
     let endpoint = bench.id_of(bench.endpoint(app, false).await);
     let (id, _) = bench.message(r#"{"eventType":"a","payload":{}}"#).await;
     let resend = format!("acme/msg/{id}/endpoint/{endpoint}/resend");
@@ -401,9 +407,8 @@ async fn the_holder_of_a_portal_token_reads_and_may_send_again_if_allowed() {
     assert_eq!(bench.get("nobody/msg").await.0, 401);
 }
 
-#[tokio::test]
-async fn a_wrong_question_is_refused_by_name() {
-    let (bench, _) = Bench::with_application().await;
+async fn a_wrong_question_is_refused_by_name(store: StoreKind) {
+    let (bench, _) = Bench::with_application(store).await;
     for (query, status) in [
         ("limit=0", 422),
         ("limit=251", 422),
@@ -422,9 +427,8 @@ async fn a_wrong_question_is_refused_by_name() {
     assert_eq!((&error["detail"][0]["loc"][0], &error["detail"][0]["loc"][1]), (&json!("body"), &json!("channels")));
 }
 
-#[tokio::test]
-async fn a_payload_with_its_own_time_to_live_is_kept_that_long() {
-    let (bench, app) = Bench::with_application().await;
+async fn a_payload_with_its_own_time_to_live_is_kept_that_long(store: StoreKind) {
+    let (bench, app) = Bench::with_application(store).await;
     let (id, key) = bench.message(r#"{"eventType":"a","payload":{"x":1},"payloadRetentionHours":1}"#).await;
     let later = |hours| Timestamp::from_millis(clock::now().as_millis()).plus(Duration::from_hours(hours));
     let long = Duration::from_hours(1_000);

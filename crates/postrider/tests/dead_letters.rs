@@ -13,7 +13,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, Trigger,
     policy::{Class, DeathReason, Next, Progress, Rule},
 };
-use postrider_store::{Accepted, AttemptRecord, Content, NewMessage, Settlement, SqliteStore, Store};
+use postrider_store::{Accepted, AttemptRecord, Content, NewMessage, Settlement, Store};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,8 +29,31 @@ use support::{
     now,
     receiver::Answer,
     server::Server,
+    stores::{StoreKind, on_both_stores, open_database},
     world::{World, hasty},
 };
+
+on_both_stores! {
+    async
+    dead_letters_are_listed_filtered_and_counted,
+    a_list_of_dead_letters_is_walked_to_the_end_and_back,
+    a_dead_letter_tells_its_whole_story,
+    what_an_endpoint_left_behind_when_it_was_deleted_is_still_found,
+    a_dead_letter_that_is_replayed_twice_is_sent_once,
+    what_a_person_called_back_is_sent_again_only_if_that_is_asked_for,
+    a_repeated_request_for_a_replay_is_told_what_the_first_was,
+    what_waits_for_an_endpoint_when_it_is_deleted_becomes_dead_letters,
+    all_that_match_are_replayed_by_a_task,
+    a_task_that_is_cancelled_leaves_the_rest_as_it_is,
+    a_recovery_takes_what_failed_in_its_span,
+    an_endpoint_gets_what_it_missed_before_it_was_made,
+    a_bulk_replay_sends_again_what_matches_delivered_or_not,
+    what_waits_can_be_called_back,
+    a_retry_that_waits_can_be_called_back,
+    contents_are_expunged_one_by_one_in_bulk_and_altogether,
+    tenants_are_strangers,
+    a_bulk_replay_that_is_killed_goes_on_and_sends_each_once_more,
+}
 
 fn ids_in(rows: &[Value]) -> Vec<String> {
     rows.iter().map(|row| row["msgId"].as_str().expect("an id").to_owned()).collect()
@@ -41,8 +64,8 @@ fn words(value: &Value) -> &str {
 }
 
 /// Two endpoints that take nothing, each in its own way, and one that takes everything.
-async fn world_of_refusals() -> (World, Vec<String>) {
-    let mut world = World::start().await;
+async fn world_of_refusals(store: StoreKind) -> (World, Vec<String>) {
+    let mut world = World::start_on(store).await;
     let no = Answer::Full { status: 400, headers: Vec::new(), body: "no, thank you".into() };
     world.receiver.always("/refuses", no);
     world.receiver.always("/down", Answer::Status(500));
@@ -60,9 +83,8 @@ async fn world_of_refusals() -> (World, Vec<String>) {
     (world, sent)
 }
 
-#[tokio::test]
-async fn dead_letters_are_listed_filtered_and_counted() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn dead_letters_are_listed_filtered_and_counted(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     let all = world.list("dead-letter").await;
     assert_eq!(all.len(), 8, "what was delivered is none");
     let newest_first: Vec<String> = sent.iter().rev().flat_map(|id| [id.clone(), id.clone()]).collect();
@@ -104,9 +126,8 @@ async fn dead_letters_are_listed_filtered_and_counted() {
     }
 }
 
-#[tokio::test]
-async fn a_list_of_dead_letters_is_walked_to_the_end_and_back() {
-    let (mut world, _) = world_of_refusals().await;
+async fn a_list_of_dead_letters_is_walked_to_the_end_and_back(store: StoreKind) {
+    let (mut world, _) = world_of_refusals(store).await;
     let place = |row: &Value| (words(&row["msgId"]).to_owned(), words(&row["endpointId"]).to_owned());
     let all: Vec<_> = world.list("dead-letter").await.iter().map(place).collect();
     let mut pages = Vec::new();
@@ -129,9 +150,8 @@ async fn a_list_of_dead_letters_is_walked_to_the_end_and_back() {
     }
 }
 
-#[tokio::test]
-async fn a_dead_letter_tells_its_whole_story() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn a_dead_letter_tells_its_whole_story(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     let letter = world.get(&format!("dead-letter/{}/endpoint/down", sent[0])).await;
     assert_eq!((&letter["msgId"], &letter["eventType"]), (&json!(sent[0]), &json!("a")));
     assert_eq!(letter["endpointUrl"], world.receiver.url("/down"));
@@ -155,9 +175,8 @@ async fn a_dead_letter_tells_its_whole_story() {
     }
 }
 
-#[tokio::test]
-async fn what_an_endpoint_left_behind_when_it_was_deleted_is_still_found() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn what_an_endpoint_left_behind_when_it_was_deleted_is_still_found(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     let down = words(&world.get("endpoint/down").await["id"]).to_owned();
     world.call(Method::DELETE, "endpoint/down", Value::Null).await;
     let left = world.list(&format!("dead-letter?endpoint_id={down}")).await;
@@ -168,9 +187,8 @@ async fn what_an_endpoint_left_behind_when_it_was_deleted_is_still_found() {
     assert_eq!(world.post(&format!("{path}/replay"), Value::Null).await.0, 409, "there is nobody to send it to");
 }
 
-#[tokio::test]
-async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn a_dead_letter_that_is_replayed_twice_is_sent_once(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     let before = world.receiver.arrivals_at("/refuses");
     let path = format!("dead-letter/{}/endpoint/refuses", sent[1]);
     // It cannot end before both have been asked for.
@@ -200,9 +218,8 @@ async fn a_dead_letter_that_is_replayed_twice_is_sent_once() {
     assert!(letter["replayedAt"].is_string(), "{letter}");
 }
 
-#[tokio::test]
-async fn what_a_person_called_back_is_sent_again_only_if_that_is_asked_for() {
-    let mut world = World::start().await;
+async fn what_a_person_called_back_is_sent_again_only_if_that_is_asked_for(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.endpoint("/calm", json!({"disabled": true})).await;
     let mut sent = Vec::new();
     for _ in 0..3 {
@@ -229,9 +246,8 @@ async fn what_a_person_called_back_is_sent_again_only_if_that_is_asked_for() {
     assert_eq!(world.receiver.arrivals_at("/calm").len(), 3, "each of them once");
 }
 
-#[tokio::test]
-async fn a_repeated_request_for_a_replay_is_told_what_the_first_was() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn a_repeated_request_for_a_replay_is_told_what_the_first_was(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     world.receiver.always("/refuses", Answer::Status(204));
     let before = world.receiver.arrivals_at("/refuses").len();
     let path = format!("/api/v1/app/acme/dead-letter/{}/endpoint/refuses/replay", sent[0]);
@@ -251,15 +267,15 @@ async fn a_repeated_request_for_a_replay_is_told_what_the_first_was() {
         tasks.insert(words(&serde_json::from_slice::<Value>(&body).expect("a task")["id"]).to_owned());
     }
     assert_eq!(tasks.len(), 1, "one task");
+    world.end_of_task((202, json!({"id": tasks.first()}))).await;
     for id in &sent {
         assert_eq!(world.end(id, "refuses").await.0, "success");
     }
     assert_eq!(world.receiver.arrivals_at("/refuses").len(), before + 4);
 }
 
-#[tokio::test]
-async fn what_waits_for_an_endpoint_when_it_is_deleted_becomes_dead_letters() {
-    let mut world = World::start().await;
+async fn what_waits_for_an_endpoint_when_it_is_deleted_becomes_dead_letters(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.endpoint("/held", json!({})).await;
     let endpoint = words(&world.get("endpoint/held").await["id"]).to_owned();
     world.post("endpoint/held/pause", Value::Null).await;
@@ -278,9 +294,8 @@ async fn what_waits_for_an_endpoint_when_it_is_deleted_becomes_dead_letters() {
     assert_eq!(world.receiver.count(), 0);
 }
 
-#[tokio::test]
-async fn all_that_match_are_replayed_by_a_task() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn all_that_match_are_replayed_by_a_task(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     let before = world.receiver.arrivals_at("/down").len();
     world.receiver.always("/down", Answer::Status(204));
     world.receiver.always("/refuses", Answer::Status(204));
@@ -314,9 +329,8 @@ async fn all_that_match_are_replayed_by_a_task() {
     }
 }
 
-#[tokio::test]
-async fn a_task_that_is_cancelled_leaves_the_rest_as_it_is() {
-    let mut world = World::start().await;
+async fn a_task_that_is_cancelled_leaves_the_rest_as_it_is(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/slow", Answer::Status(400));
     let rules = json!({
         "maxInFlight": 100,
@@ -376,9 +390,8 @@ fn ago(span: SignedDuration) -> String {
     (now() - span).to_string()
 }
 
-#[tokio::test]
-async fn a_recovery_takes_what_failed_in_its_span() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn a_recovery_takes_what_failed_in_its_span(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     world.receiver.always("/down", Answer::Status(204));
     let second_at = world.get(&format!("msg/{}", sent[1])).await["timestamp"].clone();
     let third_at = world.get(&format!("msg/{}", sent[2])).await["timestamp"].clone();
@@ -394,9 +407,8 @@ async fn a_recovery_takes_what_failed_in_its_span() {
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_gets_what_it_missed_before_it_was_made() {
-    let mut world = World::start().await;
+async fn an_endpoint_gets_what_it_missed_before_it_was_made(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.client.create("/api/v1/event-type", &json!({"name": "a", "description": ""})).await;
     world.endpoint("/early", json!({})).await;
     let mut sent = Vec::new();
@@ -421,9 +433,8 @@ async fn an_endpoint_gets_what_it_missed_before_it_was_made() {
     assert_eq!(world.receiver.arrivals_at("/early").len(), 3, "nobody else gets them again");
 }
 
-#[tokio::test]
-async fn a_bulk_replay_sends_again_what_matches_delivered_or_not() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn a_bulk_replay_sends_again_what_matches_delivered_or_not(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     world.receiver.always("/down", Answer::Status(204));
     let tagged = world.send_with("c", json!({"tags": ["blue"], "channels": ["north"]})).await;
     assert_eq!(world.end(&tagged, "down").await.0, "success");
@@ -466,9 +477,8 @@ async fn a_bulk_replay_sends_again_what_matches_delivered_or_not() {
     }
 }
 
-#[tokio::test]
-async fn what_waits_can_be_called_back() {
-    let mut world = World::start().await;
+async fn what_waits_can_be_called_back(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     for path in ["/one", "/two"] {
         world.endpoint(path, json!({})).await;
         world.post(&format!("endpoint{path}/pause"), Value::Null).await;
@@ -508,9 +518,8 @@ async fn what_waits_can_be_called_back() {
     assert_eq!(world.end(&sent[1], "two").await.0, "success");
 }
 
-#[tokio::test]
-async fn a_retry_that_waits_can_be_called_back() {
-    let mut world = World::start().await;
+async fn a_retry_that_waits_can_be_called_back(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(500));
     let slowly = json!({"schedule": {"type": "fixed", "interval": "1s"}, "jitter": "none"});
     world.endpoint("/down", json!({"retryPolicy": slowly})).await;
@@ -530,9 +539,8 @@ async fn a_retry_that_waits_can_be_called_back() {
     assert_eq!(second(&message), attempts.len());
 }
 
-#[tokio::test]
-async fn contents_are_expunged_one_by_one_in_bulk_and_altogether() {
-    let (mut world, sent) = world_of_refusals().await;
+async fn contents_are_expunged_one_by_one_in_bulk_and_altogether(store: StoreKind) {
+    let (mut world, sent) = world_of_refusals(store).await;
     assert_eq!(world.call(Method::DELETE, &format!("msg/{}/content", sent[0]), Value::Null).await.0, 204);
     let gone = json!({"expired": true});
     assert_eq!(world.get(&format!("msg/{}", sent[0])).await["payload"], gone);
@@ -563,9 +571,8 @@ async fn contents_are_expunged_one_by_one_in_bulk_and_altogether() {
     assert_eq!(world.end_of_task(started).await["data"]["messages_sent"], 0);
 }
 
-#[tokio::test]
-async fn tenants_are_strangers() {
-    let house = House::new();
+async fn tenants_are_strangers(store: StoreKind) {
+    let house = House::start_on(store).await;
     let mut tokens = BTreeMap::new();
     let mut ids = BTreeMap::new();
     let mut apps = BTreeMap::new();
@@ -657,11 +664,10 @@ async fn tenants_are_strangers() {
     house.get("background-task/qtask_nothing").await.expect(404);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bulk_replay_that_is_killed_goes_on_and_sends_each_once_more() {
+async fn a_bulk_replay_that_is_killed_goes_on_and_sends_each_once_more(store: StoreKind) {
     let count: usize = env::var("DEAD_LETTERS").map_or(50_000, |text| text.parse().expect("DEAD_LETTERS is a number"));
     let began = Instant::now();
-    let mut world = World::start().await;
+    let mut world = World::start_on(store).await;
     world.endpoint("/back", json!({"maxInFlight": 100, "autoDisable": false})).await;
     let endpoint = words(&world.get("endpoint/back").await["id"]).to_owned();
     assert_eq!(world.server.stop().code(), Some(0));
@@ -729,7 +735,10 @@ async fn bury(server: &Server, endpoint: &str, count: usize) -> BTreeSet<String>
     let keyring = Keyring::open_or_create(&server.data()).expect("the server's keys");
     let ids = IdCodec::new(*keyring.ids());
     let endpoint: EndpointKey = ids.key_of(endpoint).expect("an id of its");
-    let store = Arc::new(SqliteStore::open(&server.data(), clock::now()).expect("the server's store"));
+    let store = match server.database_url() {
+        None => StoreKind::Sqlite.open(&server.data()).await,
+        Some(url) => open_database(url).await,
+    };
     let app: AppKey = store.endpoint_of_lane(endpoint).await.expect("read").expect("an endpoint").app;
     let mut buried = BTreeSet::new();
     let mut first = 0;
@@ -743,7 +752,7 @@ async fn bury(server: &Server, endpoint: &str, count: usize) -> BTreeSet<String>
             keys.push(accepted.await.expect("no panic"));
         }
         let dead = keys.iter().map(|key| refused(*key, endpoint)).collect();
-        store.settle(Arc::new(dead)).await.expect("settled");
+        store.settle(store.tenure(), Arc::new(dead)).await.expect("settled");
         buried.extend(keys.into_iter().map(|key| ids.id_of(key)));
         first += 1_000;
     }
@@ -755,6 +764,7 @@ async fn accept(store: &dyn Store, app: AppKey, endpoint: EndpointKey, n: usize)
     let message = NewMessage {
         app,
         at: clock::now(),
+        generation: None,
         content: Content {
             event_type: "a.b".to_owned(),
             event_id: None,

@@ -12,8 +12,26 @@ use support::{
     house::House,
     now,
     receiver::{Answer, Arrival},
+    stores::{StoreKind, on_both_stores},
     world::{World, hasty, with_header},
 };
+
+on_both_stores! {
+    async
+    a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_has_the_last_word,
+    a_breaker_that_trips_holds_the_lane_and_outlives_a_restart,
+    one_probe_at_a_time_finds_out_when_it_is_back,
+    an_open_breaker_can_send_to_the_dead_letters,
+    a_busy_endpoint_does_not_trip,
+    a_breaker_can_be_off,
+    what_waits_for_a_paused_endpoint_is_counted_and_chosen_from,
+    a_pause_outlives_a_restart,
+    what_waits_too_long_behind_a_pause_is_given_up,
+    an_endpoint_that_is_gone_or_asks_for_it_is_disabled,
+    an_endpoint_that_refuses_everything_is_put_into_quarantine,
+    an_endpoint_that_fails_for_long_is_disabled_after_a_warning,
+    an_endpoint_that_was_resumed_is_given_its_time_again,
+}
 
 /// One request at a time, so that a count of failures is exact.
 fn breaker(cool_down: &str, while_open: &str) -> Value {
@@ -29,9 +47,8 @@ fn messages_of(arrivals: &[Arrival]) -> BTreeSet<String> {
 }
 
 /// In this house nobody drives tasks on, so that a backlog stays half sifted for as long as the test looks.
-#[tokio::test]
-async fn a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_has_the_last_word() {
-    let house = House::new();
+async fn a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_has_the_last_word(store: StoreKind) {
+    let house = House::start_on(store).await;
     house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
     let paused = json!({"url": "https://example.com/", "disabled": true});
     house.call("PUT", "app/acme/endpoint/hook", paused).await.expect(201);
@@ -58,9 +75,8 @@ async fn a_backlog_that_is_being_sifted_is_resumed_by_nobody_else_and_a_pause_ha
     }
 }
 
-#[tokio::test]
-async fn a_breaker_that_trips_holds_the_lane_and_outlives_a_restart() {
-    let mut world = World::start().await;
+async fn a_breaker_that_trips_holds_the_lane_and_outlives_a_restart(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(500));
     world.endpoint("/down", breaker("1h", "hold")).await;
     world.endpoint("/well", json!({})).await;
@@ -101,9 +117,8 @@ async fn a_breaker_that_trips_holds_the_lane_and_outlives_a_restart() {
     assert_eq!((&health["state"], &health["backlog"]["waiting"]), (&json!("healthy"), &json!(0)), "{health}");
 }
 
-#[tokio::test]
-async fn one_probe_at_a_time_finds_out_when_it_is_back() {
-    let mut world = World::start().await;
+async fn one_probe_at_a_time_finds_out_when_it_is_back(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(500));
     world.endpoint("/down", breaker("200ms", "hold")).await;
     let mut sent = BTreeSet::new();
@@ -129,9 +144,8 @@ async fn one_probe_at_a_time_finds_out_when_it_is_back() {
     assert!(metrics.lines().any(|line| line == "postrider_breakers_opened_total 1"), "once per change: {metrics}");
 }
 
-#[tokio::test]
-async fn an_open_breaker_can_send_to_the_dead_letters() {
-    let mut world = World::start().await;
+async fn an_open_breaker_can_send_to_the_dead_letters(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(500));
     world.endpoint("/down", breaker("1h", "dead-letter")).await;
     let first = world.send("a.b").await;
@@ -144,9 +158,8 @@ async fn an_open_breaker_can_send_to_the_dead_letters() {
     assert_eq!(world.receiver.arrivals_at("/down").len(), 3);
 }
 
-#[tokio::test]
-async fn a_busy_endpoint_does_not_trip() {
-    let mut world = World::start().await;
+async fn a_busy_endpoint_does_not_trip(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/busy", vec![Answer::Status(429); 10], Answer::Status(204));
     world.endpoint("/busy", breaker("1h", "hold")).await;
     let message = world.send("a.b").await;
@@ -154,9 +167,8 @@ async fn a_busy_endpoint_does_not_trip() {
     assert_eq!((end.as_str(), attempts.len()), ("success", 11));
 }
 
-#[tokio::test]
-async fn a_breaker_can_be_off() {
-    let mut world = World::start().await;
+async fn a_breaker_can_be_off(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/down", vec![Answer::Status(500); 30], Answer::Status(204));
     world.endpoint("/down", json!({"circuitBreaker": false, "retryPolicy": hasty(40)})).await;
     assert_eq!(world.health("down").await["breaker"]["state"], "off");
@@ -177,9 +189,8 @@ async fn send_backlog(world: &mut World) -> Vec<(String, String)> {
     sent
 }
 
-#[tokio::test]
-async fn what_waits_for_a_paused_endpoint_is_counted_and_chosen_from() {
-    let mut world = World::start().await;
+async fn what_waits_for_a_paused_endpoint_is_counted_and_chosen_from(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     for path in ["/all", "/since", "/newest", "/none"] {
         world.endpoint(path, json!({})).await;
         let (status, health) = world.post(&format!("endpoint{path}/pause"), Value::Null).await;
@@ -245,9 +256,8 @@ async fn what_waits_for_a_paused_endpoint_is_counted_and_chosen_from() {
     assert_eq!(world.end(&later, "none").await.0, "success", "it goes on as before");
 }
 
-#[tokio::test]
-async fn a_pause_outlives_a_restart() {
-    let mut world = World::start().await;
+async fn a_pause_outlives_a_restart(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.endpoint("/held", json!({})).await;
     let before = world.send("a.b").await;
     assert_eq!(world.end(&before, "held").await.0, "success");
@@ -264,9 +274,8 @@ async fn a_pause_outlives_a_restart() {
     }
 }
 
-#[tokio::test]
-async fn what_waits_too_long_behind_a_pause_is_given_up() {
-    let mut world = World::start().await;
+async fn what_waits_too_long_behind_a_pause_is_given_up(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     for (path, hold) in [("/short", "1ms"), ("/long", "1h")] {
         world.endpoint(path, json!({"retryPolicy": {"holdFor": hold}})).await;
         world.post(&format!("endpoint{path}/pause"), Value::Null).await;
@@ -282,9 +291,8 @@ async fn what_waits_too_long_behind_a_pause_is_given_up() {
     assert_eq!(world.health("short").await["backlog"]["waiting"], 0);
 }
 
-#[tokio::test]
-async fn an_endpoint_that_is_gone_or_asks_for_it_is_disabled() {
-    let mut world = World::start().await;
+async fn an_endpoint_that_is_gone_or_asks_for_it_is_disabled(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     for (path, answer, reason, end) in [
         ("/gone", Answer::Status(410), "gone", "fail"),
         ("/asks", with_header(200, "webhook-delivery", "disable"), "asked", "success"),
@@ -317,9 +325,8 @@ async fn an_endpoint_that_is_gone_or_asks_for_it_is_disabled() {
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_that_refuses_everything_is_put_into_quarantine() {
-    let mut world = World::start().await;
+async fn an_endpoint_that_refuses_everything_is_put_into_quarantine(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/unwilling", Answer::Status(400));
     world.endpoint("/unwilling", json!({"autoDisable": {"permanentStreak": 4}})).await;
     for n in 1..=3 {
@@ -344,9 +351,8 @@ async fn an_endpoint_that_refuses_everything_is_put_into_quarantine() {
     assert_eq!(world.health("unwilling").await["permanentStreak"], 0);
 }
 
-#[tokio::test]
-async fn an_endpoint_that_fails_for_long_is_disabled_after_a_warning() {
-    let mut world = World::start().await;
+async fn an_endpoint_that_fails_for_long_is_disabled_after_a_warning(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(500));
     let rules = json!({
         "circuitBreaker": false,
@@ -372,9 +378,8 @@ async fn an_endpoint_that_fails_for_long_is_disabled_after_a_warning() {
     assert_eq!(world.health("down").await["state"], "healthy");
 }
 
-#[tokio::test]
-async fn an_endpoint_that_was_resumed_is_given_its_time_again() {
-    let mut world = World::start().await;
+async fn an_endpoint_that_was_resumed_is_given_its_time_again(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.always("/down", Answer::Status(400));
     world.endpoint("/down", json!({"autoDisable": {"permanentStreak": 2}})).await;
     for _ in 0..2 {

@@ -10,8 +10,19 @@ use std::{collections::BTreeMap, time::Duration};
 use support::{
     eventually, now,
     receiver::{Answer, Arrival},
+    stores::{StoreKind, on_both_stores},
     world::World,
 };
+
+on_both_stores! {
+    async
+    messages_of_one_key_arrive_in_order_whatever_fails,
+    a_fifo_endpoint_gets_everything_in_order_whatever_fails,
+    a_key_that_is_stuck_holds_only_itself,
+    a_key_is_free_again_when_its_first_message_is_given_up,
+    keys_are_not_looked_at_where_order_is_not_wanted,
+    a_message_can_be_put_off,
+}
 
 /// Fails at random for a while, and then takes everything.
 fn moody(seed: u64, count: usize) -> Vec<Answer> {
@@ -72,9 +83,8 @@ fn check_series(name: &str, arrivals: &[&Arrival], expected: &[String], kills: u
     assert!(repeats <= kills, "{name}: {repeats} came again after they were taken");
 }
 
-#[tokio::test]
-async fn messages_of_one_key_arrive_in_order_whatever_fails() {
-    let mut world = World::start().await;
+async fn messages_of_one_key_arrive_in_order_whatever_fails(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/keyed", moody(1, 300), Answer::Status(204));
     world.endpoint("/keyed", restless("key")).await;
     let mut sent: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -100,9 +110,8 @@ async fn messages_of_one_key_arrive_in_order_whatever_fails() {
     assert!(arrivals.iter().any(|arrival| !is_taken(arrival)), "nothing failed, so nothing was shown");
 }
 
-#[tokio::test]
-async fn a_fifo_endpoint_gets_everything_in_order_whatever_fails() {
-    let mut world = World::start().await;
+async fn a_fifo_endpoint_gets_everything_in_order_whatever_fails(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/fifo", moody(2, 150), Answer::Status(204));
     world.endpoint("/fifo", restless("fifo")).await;
     world.endpoint("/loose", json!({})).await;
@@ -127,9 +136,8 @@ async fn a_fifo_endpoint_gets_everything_in_order_whatever_fails() {
     }
 }
 
-#[tokio::test]
-async fn a_key_that_is_stuck_holds_only_itself() {
-    let mut world = World::start().await;
+async fn a_key_that_is_stuck_holds_only_itself(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/keyed", [Answer::Status(503)], Answer::Status(204));
     let rarely = json!({"schedule": {"type": "fixed", "interval": "1h"}, "jitter": "none"});
     world.endpoint("/keyed", json!({"retryPolicy": rarely})).await;
@@ -161,9 +169,8 @@ async fn a_key_that_is_stuck_holds_only_itself() {
     assert_eq!((last.header("webhook-id"), number(&last)), (&*second, 2));
 }
 
-#[tokio::test]
-async fn a_key_is_free_again_when_its_first_message_is_given_up() {
-    let mut world = World::start().await;
+async fn a_key_is_free_again_when_its_first_message_is_given_up(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.receiver.script("/keyed", [Answer::Status(400)], Answer::Status(204));
     world.endpoint("/keyed", restless("key")).await;
     let first = world.send_with("a.b", json!({"orderingKey": "k"})).await;
@@ -174,9 +181,8 @@ async fn a_key_is_free_again_when_its_first_message_is_given_up() {
     assert_eq!(numbers, [1, 2]);
 }
 
-#[tokio::test]
-async fn keys_are_not_looked_at_where_order_is_not_wanted() {
-    let mut world = World::start().await;
+async fn keys_are_not_looked_at_where_order_is_not_wanted(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     // The first one shows that the endpoint takes something: until then it may get one request at a time.
     world.receiver.script("/loose", [Answer::Status(204), Answer::Hang], Answer::Status(204));
     world.endpoint("/loose", json!({"ordering": "none"})).await;
@@ -189,9 +195,8 @@ async fn keys_are_not_looked_at_where_order_is_not_wanted() {
     assert_eq!(world.status(&first, "loose").await.as_deref(), Some("pending"));
 }
 
-#[tokio::test]
-async fn a_message_can_be_put_off() {
-    let mut world = World::start().await;
+async fn a_message_can_be_put_off(store: StoreKind) {
+    let mut world = World::start_on(store).await;
     world.endpoint("/", json!({"uid": "hook"})).await;
     let at = now() + SignedDuration::from_millis(1_500);
     let put_off = world.send_with("a.b", json!({"deliverAt": at.to_string()})).await;

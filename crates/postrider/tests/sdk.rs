@@ -16,6 +16,7 @@ use support::{
     PATIENCE, eventually,
     receiver::{Answer, Arrival, Receiver},
     server::Server,
+    stores::{StoreKind, on_both_stores},
 };
 use svix::{
     Svix,
@@ -30,9 +31,8 @@ use svix::{
     },
 };
 
-#[tokio::test]
-async fn an_application_is_made_found_changed_and_deleted() {
-    let world = World::start();
+async fn an_application_is_made_found_changed_and_deleted(store: StoreKind) {
+    let world = World::start_on(store);
     let applications = world.svix.application();
 
     let wanted = ApplicationIn {
@@ -70,9 +70,8 @@ async fn an_application_is_made_found_changed_and_deleted() {
     assert_eq!(refused(applications.delete(shop.id).await), (404, "not_found".to_owned()));
 }
 
-#[tokio::test]
-async fn lists_of_applications_are_walked_to_the_end_and_back() {
-    let world = World::start();
+async fn lists_of_applications_are_walked_to_the_end_and_back(store: StoreKind) {
+    let world = World::start_on(store);
     let mut ids = Vec::new();
     for n in 0..5 {
         ids.push(world.application(&format!("n{n}")).await);
@@ -94,9 +93,8 @@ async fn lists_of_applications_are_walked_to_the_end_and_back() {
     assert_eq!(refused(world.svix.application().list(Some(greedy)).await), (422, "query.limit".to_owned()));
 }
 
-#[tokio::test]
-async fn an_event_type_is_made_found_changed_archived_and_expunged() {
-    let world = World::start();
+async fn an_event_type_is_made_found_changed_archived_and_expunged(store: StoreKind) {
+    let world = World::start_on(store);
     let types = world.svix.event_type();
     let schemas = json!({"1": {"type": "object", "examples": [{"total": 12}]}});
 
@@ -140,9 +138,8 @@ async fn an_event_type_is_made_found_changed_archived_and_expunged() {
     assert_eq!(names(Some(true)).await, ["invoice.sent"]);
 }
 
-#[tokio::test]
-async fn lists_of_event_types_are_walked_to_the_end_and_back_and_show_schemas_on_demand() {
-    let world = World::start();
+async fn lists_of_event_types_are_walked_to_the_end_and_back_and_show_schemas_on_demand(store: StoreKind) {
+    let world = World::start_on(store);
     let types = world.svix.event_type();
     let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
     for name in &names {
@@ -163,9 +160,8 @@ async fn lists_of_event_types_are_walked_to_the_end_and_back_and_show_schemas_on
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_is_made_found_changed_and_deleted() {
-    let world = World::start();
+async fn an_endpoint_is_made_found_changed_and_deleted(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoints = world.svix.endpoint();
     for name in ["invoice.paid", "invoice.sent"] {
@@ -233,9 +229,8 @@ async fn an_endpoint_is_made_found_changed_and_deleted() {
     }
 }
 
-#[tokio::test]
-async fn an_endpoints_headers_go_with_every_request() {
-    let world = World::start();
+async fn an_endpoints_headers_go_with_every_request(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoints = world.svix.endpoint();
     let endpoint = world
@@ -275,9 +270,8 @@ async fn an_endpoints_headers_go_with_every_request() {
     assert_eq!(refusal, (422, "body.headers.svix-signature".to_owned()));
 }
 
-#[tokio::test]
-async fn a_rotated_secret_goes_on_signing_beside_the_new_one_for_its_grace() {
-    let world = World::start();
+async fn a_rotated_secret_goes_on_signing_beside_the_new_one_for_its_grace(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoints = world.svix.endpoint();
     let endpoint = world.endpoint(&app, "/").await;
@@ -321,9 +315,8 @@ async fn a_rotated_secret_goes_on_signing_beside_the_new_one_for_its_grace() {
     assert_eq!(refused(rotate(weak).await), (422, "body.key".to_owned()));
 }
 
-#[tokio::test]
-async fn a_message_reaches_those_that_listen_and_is_found_again() {
-    let world = World::start();
+async fn a_message_reaches_those_that_listen_and_is_found_again(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let messages = world.svix.message();
     for name in ["invoice.paid", "invoice.sent"] {
@@ -404,9 +397,8 @@ async fn a_message_reaches_those_that_listen_and_is_found_again() {
     assert_eq!(refusal, (400, "missing_payload".to_owned()));
 }
 
-#[tokio::test]
-async fn a_repeated_request_makes_one_message() {
-    let world = World::start();
+async fn a_repeated_request_makes_one_message(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.endpoint(&app, "/").await;
     let send = async |key: &str, n: u32| {
@@ -437,9 +429,8 @@ async fn a_repeated_request_makes_one_message() {
     assert_eq!(world.listed_messages(&app).await, 3);
 }
 
-#[tokio::test]
-async fn a_raw_payload_arrives_byte_for_byte_under_its_own_content_type() {
-    let world = World::start();
+async fn a_raw_payload_arrives_byte_for_byte_under_its_own_content_type(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.endpoint(&app, "/").await;
     let texts = ["{ \"b\" : 1.50,\n\t\"a\":1e400 }", "<order total=\"12\"/>\r\n", "caf\u{e9} \u{1f600} \u{0}", ""];
@@ -460,9 +451,8 @@ async fn a_raw_payload_arrives_byte_for_byte_under_its_own_content_type() {
     }
 }
 
-#[tokio::test]
-async fn a_message_can_limit_the_life_of_its_payload_and_bring_its_application() {
-    let world = World::start();
+async fn a_message_can_limit_the_life_of_its_payload_and_bring_its_application(store: StoreKind) {
+    let world = World::start_on(store);
     let plain = || MessageIn::new("ping".to_owned(), json!({"n": 1}));
     let wanted = MessageIn {
         application: Some(ApplicationIn { uid: Some("new".to_owned()), ..ApplicationIn::new("New".to_owned()) }),
@@ -483,9 +473,8 @@ async fn a_message_can_limit_the_life_of_its_payload_and_bring_its_application()
     }
 }
 
-#[tokio::test]
-async fn a_failing_endpoint_is_tried_again_with_a_fresh_signature() {
-    let world = World::start();
+async fn a_failing_endpoint_is_tried_again_with_a_fresh_signature(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.script("/", [busy()], Answer::Status(204));
     let endpoint = world.endpoint(&app, "/").await;
@@ -530,9 +519,8 @@ async fn a_failing_endpoint_is_tried_again_with_a_fresh_signature() {
     assert_eq!(expunged.response, "EXPUNGED");
 }
 
-#[tokio::test]
-async fn attempts_are_found_by_endpoint_by_message_and_by_what_became_of_them() {
-    let world = World::start();
+async fn attempts_are_found_by_endpoint_by_message_and_by_what_became_of_them(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.always("/good", Answer::Full { status: 200, headers: Vec::new(), body: "thanks".into() });
     world.receiver.always("/bad", Answer::Status(400));
@@ -635,9 +623,8 @@ async fn attempts_are_found_by_endpoint_by_message_and_by_what_became_of_them() 
     );
 }
 
-#[tokio::test]
-async fn what_was_refused_for_good_is_recovered_once_the_receiver_is_healed() {
-    let world = World::start();
+async fn what_was_refused_for_good_is_recovered_once_the_receiver_is_healed(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.script("/", [Answer::Status(204)], Answer::Status(400));
     let endpoint = world.endpoint(&app, "/").await;
@@ -672,9 +659,8 @@ async fn what_was_refused_for_good_is_recovered_once_the_receiver_is_healed() {
     assert_eq!(refused(recover(RecoverIn::new(since + PATIENCE)).await), (422, "body.since".to_owned()));
 }
 
-#[tokio::test]
-async fn replays_are_tasks_that_can_be_watched() {
-    let world = World::start();
+async fn replays_are_tasks_that_can_be_watched(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoint = world.endpoint(&app, "/").await;
     let mut sent = Vec::new();
@@ -730,9 +716,8 @@ async fn replays_are_tasks_that_can_be_watched() {
     assert_eq!(refused(tasks.get("qtask_nothing".to_owned()).await), (404, "not_found".to_owned()));
 }
 
-#[tokio::test]
-async fn contents_are_removed_for_good() {
-    let world = World::start();
+async fn contents_are_removed_for_good(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.endpoint(&app, "/").await;
     let mut sent = Vec::new();
@@ -764,9 +749,8 @@ async fn contents_are_removed_for_good() {
     }
 }
 
-#[tokio::test]
-async fn what_was_called_back_is_shown_as_canceled() {
-    let world = World::start();
+async fn what_was_called_back_is_shown_as_canceled(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoint = world.endpoint_with(&app, "/", |new| new.disabled = Some(true)).await;
     let sent = world.send(&app, "ping", json!({})).await;
@@ -782,9 +766,8 @@ async fn what_was_called_back_is_shown_as_canceled() {
     assert_eq!(listed.expect("a list").data[0].id, sent.id);
 }
 
-#[tokio::test]
-async fn an_endpoint_that_is_gone_is_disabled() {
-    let world = World::start();
+async fn an_endpoint_that_is_gone_is_disabled(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.always("/", Answer::Status(410));
     let endpoint = world.endpoint(&app, "/").await;
@@ -804,9 +787,8 @@ async fn an_endpoint_that_is_gone_is_disabled() {
     world.settled(&app, &sent.id, &endpoint, MessageStatus::Fail).await;
 }
 
-#[tokio::test]
-async fn a_disabled_endpoint_holds_its_messages_until_it_is_enabled() {
-    let world = World::start();
+async fn a_disabled_endpoint_holds_its_messages_until_it_is_enabled(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoint = world.endpoint_with(&app, "/", |new| new.disabled = Some(true)).await;
     let witness = world.endpoint(&app, "/witness").await;
@@ -824,9 +806,8 @@ async fn a_disabled_endpoint_holds_its_messages_until_it_is_enabled() {
     assert_eq!(world.arrivals("/", 1).await[0].header("webhook-id"), sent.id);
 }
 
-#[tokio::test]
-async fn a_resend_is_one_more_attempt_whatever_came_before() {
-    let world = World::start();
+async fn a_resend_is_one_more_attempt_whatever_came_before(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.script("/", [Answer::Status(400), Answer::Status(500)], Answer::Status(204));
     let endpoint = world.endpoint(&app, "/").await;
@@ -861,9 +842,8 @@ async fn a_resend_is_one_more_attempt_whatever_came_before() {
     assert_eq!(world.arrivals("/later", 1).await[0].body, arrivals[0].body);
 }
 
-#[tokio::test]
-async fn a_resend_to_a_disabled_endpoint_waits_for_it() {
-    let world = World::start();
+async fn a_resend_to_a_disabled_endpoint_waits_for_it(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoint = world.endpoint(&app, "/").await;
     let sent = world.send(&app, "ping", json!({"n": 1})).await;
@@ -883,9 +863,8 @@ async fn a_resend_to_a_disabled_endpoint_waits_for_it() {
     world.arrivals("/", 3).await;
 }
 
-#[tokio::test]
-async fn what_is_deleted_gets_nothing_more_and_frees_its_name() {
-    let world = World::start();
+async fn what_is_deleted_gets_nothing_more_and_frees_its_name(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.always("/", busy());
     let endpoint = world.endpoint_with(&app, "/", |new| new.uid = Some("books".to_owned())).await;
@@ -909,9 +888,8 @@ async fn what_is_deleted_gets_nothing_more_and_frees_its_name() {
     assert_eq!(world.listed_messages("shop").await, 0, "the new one has nothing of the old");
 }
 
-#[tokio::test]
-async fn a_throttled_endpoint_gets_no_more_than_its_rate() {
-    let world = World::start();
+async fn a_throttled_endpoint_gets_no_more_than_its_rate(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.endpoint_with(&app, "/", |new| new.throttle_rate = Some(2)).await;
     world.endpoint(&app, "/free").await;
@@ -925,9 +903,8 @@ async fn a_throttled_endpoint_gets_no_more_than_its_rate() {
     assert!(took >= Duration::from_millis(1_500), "{took:?}");
 }
 
-#[tokio::test]
-async fn repetitions_that_race_make_one_message() {
-    let world = World::start();
+async fn repetitions_that_race_make_one_message(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     world.endpoint(&app, "/").await;
     let racing: Vec<_> = (0..20)
@@ -949,9 +926,8 @@ async fn repetitions_that_race_make_one_message() {
     assert_eq!(world.listed_messages(&app).await, 1);
 }
 
-#[tokio::test]
-async fn an_example_goes_to_one_endpoint() {
-    let world = World::start();
+async fn an_example_goes_to_one_endpoint(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     let endpoint = world.endpoint(&app, "/").await;
     world.endpoint(&app, "/other").await;
@@ -981,9 +957,8 @@ async fn an_example_goes_to_one_endpoint() {
     assert_eq!(world.receiver.arrivals_at("/other").len(), 0);
 }
 
-#[tokio::test]
-async fn a_portal_token_opens_one_application_and_no_other() {
-    let world = World::start();
+async fn a_portal_token_opens_one_application_and_no_other(store: StoreKind) {
+    let world = World::start_on(store);
     let (own, other) = (world.application("own").await, world.application("other").await);
     let endpoint = world.endpoint(&own, "/").await;
     let access =
@@ -1020,9 +995,8 @@ async fn a_portal_token_opens_one_application_and_no_other() {
     assert_eq!(refused(looker.endpoint().delete(own.clone(), endpoint).await).0, 403);
 }
 
-#[tokio::test]
-async fn refusals_can_be_read_by_the_sdk() {
-    let world = World::start();
+async fn refusals_can_be_read_by_the_sdk(store: StoreKind) {
+    let world = World::start_on(store);
     let app = world.application("shop").await;
     for token in ["", "nonsense", "eyJhbGciOiJub25lIn0.e30."] {
         let stranger = world.svix.with_token(token.to_owned());
@@ -1062,9 +1036,8 @@ async fn refusals_can_be_read_by_the_sdk() {
     assert_eq!(refused(world.svix.authentication().logout(None).await).0, 501);
 }
 
-#[tokio::test]
-async fn everything_is_there_after_a_restart() {
-    let mut world = World::start();
+async fn everything_is_there_after_a_restart(store: StoreKind) {
+    let mut world = World::start_on(store);
     let app = world.application("shop").await;
     world.receiver.script("/", [busy()], Answer::Status(204));
     let endpoint = world.endpoint(&app, "/").await;
@@ -1104,8 +1077,8 @@ struct World {
 }
 
 impl World {
-    fn start() -> Self {
-        let server = Server::start();
+    fn start_on(store: StoreKind) -> Self {
+        let server = Server::start_on(store, &[]);
         let options = SvixOptions { server_url: Some(server.url()), ..Default::default() };
         let svix = Svix::new(server.token().to_owned(), Some(options));
         Self { svix, receiver: Receiver::start(), server, secrets: Mutex::default() }
@@ -1208,6 +1181,38 @@ macro_rules! page {
     }};
 }
 use page;
+
+on_both_stores! {
+    async
+    an_application_is_made_found_changed_and_deleted,
+    lists_of_applications_are_walked_to_the_end_and_back,
+    an_event_type_is_made_found_changed_archived_and_expunged,
+    lists_of_event_types_are_walked_to_the_end_and_back_and_show_schemas_on_demand,
+    an_endpoint_is_made_found_changed_and_deleted,
+    an_endpoints_headers_go_with_every_request,
+    a_rotated_secret_goes_on_signing_beside_the_new_one_for_its_grace,
+    a_message_reaches_those_that_listen_and_is_found_again,
+    a_repeated_request_makes_one_message,
+    a_raw_payload_arrives_byte_for_byte_under_its_own_content_type,
+    a_message_can_limit_the_life_of_its_payload_and_bring_its_application,
+    a_failing_endpoint_is_tried_again_with_a_fresh_signature,
+    attempts_are_found_by_endpoint_by_message_and_by_what_became_of_them,
+    what_was_refused_for_good_is_recovered_once_the_receiver_is_healed,
+    replays_are_tasks_that_can_be_watched,
+    contents_are_removed_for_good,
+    what_was_called_back_is_shown_as_canceled,
+    an_endpoint_that_is_gone_is_disabled,
+    a_disabled_endpoint_holds_its_messages_until_it_is_enabled,
+    a_resend_is_one_more_attempt_whatever_came_before,
+    a_resend_to_a_disabled_endpoint_waits_for_it,
+    what_is_deleted_gets_nothing_more_and_frees_its_name,
+    a_throttled_endpoint_gets_no_more_than_its_rate,
+    repetitions_that_race_make_one_message,
+    an_example_goes_to_one_endpoint,
+    a_portal_token_opens_one_application_and_no_other,
+    refusals_can_be_read_by_the_sdk,
+    everything_is_there_after_a_restart,
+}
 
 /// Follows a list page by page to its end, and back to its beginning.
 async fn walk(expected: &[String], list: impl AsyncFn(Option<String>) -> Page) {

@@ -122,6 +122,8 @@ pub struct Dispatcher<C> {
     /// Lanes that want to be loaded.
     loads: VecDeque<EndpointKey>,
     loading: usize,
+    /// Loads under way whose lanes were dropped. What they bring is not for a lane that has come back since.
+    stray_loads: BTreeSet<EndpointKey>,
     timers: BTreeSet<(Timer, EndpointKey)>,
     tickets: u64,
     ledger: Ledger,
@@ -130,6 +132,8 @@ pub struct Dispatcher<C> {
     /// When all of our own slots were last taken.
     full: Span,
     swept: Timestamp,
+    may_start: bool,
+    gained_at: Option<Timestamp>,
 }
 
 impl<C> Dispatcher<C> {
@@ -140,6 +144,7 @@ impl<C> Dispatcher<C> {
             turns: Turns::default(),
             loads: VecDeque::new(),
             loading: 0,
+            stray_loads: BTreeSet::new(),
             timers: BTreeSet::new(),
             tickets: 0,
             ledger: Ledger::default(),
@@ -147,7 +152,69 @@ impl<C> Dispatcher<C> {
             in_flight: 0,
             full: Span::default(),
             swept: Timestamp::default(),
+            may_start: true,
+            gained_at: None,
         }
+    }
+
+    /// Whether anything may be started. What else there is to do goes on.
+    pub fn let_start(&mut self, may_start: bool) {
+        self.may_start = may_start;
+    }
+
+    /// Lanes that are opened from now on may have been someone else's until now, and what he used up of their rates is not
+    /// known. So their buckets start empty: a take-over costs a lane less than a second, and never brings a receiver more
+    /// than its rate and one burst. It holds for lanes that were this dispatcher's all along, too; for them it is the
+    /// price of knowing nothing of each lane that is not open.
+    pub fn gain(&mut self, now: Timestamp) {
+        self.gained_at = self.gained_at.max(Some(now));
+    }
+
+    /// The lanes of these applications are wanted elsewhere. They start and load nothing any more, and keep nothing that
+    /// is not under way. Others of these applications must not be opened before `forget`.
+    pub fn release(&mut self, apps: impl Fn(AppKey) -> bool, now: Timestamp) {
+        for endpoint in self.lanes_that(apps) {
+            if let Some(lane) = self.lanes.get_mut(&endpoint) {
+                lane.leave(&mut self.ledger, now);
+            }
+            self.review(endpoint, now);
+        }
+    }
+
+    /// Applications of which something is in memory, on the network, or being written or read; each as often as it has
+    /// such lanes. What they have in the store is not counted.
+    pub fn busy_apps(&self) -> impl Iterator<Item = AppKey> + '_ {
+        self.lanes.values().filter(|lane| !lane.is_quiet()).map(|lane| lane.settings.app)
+    }
+
+    /// Drops the lanes of these applications with all they hold. Of requests under way `lost` is to be told, and of loads
+    /// and spills what is always told of them; it is ignored, even if the lane has come back by then.
+    pub fn forget(&mut self, apps: impl Fn(AppKey) -> bool) {
+        for endpoint in self.lanes_that(&apps) {
+            let Some(lane) = self.lanes.remove(&endpoint) else { continue };
+            self.ledger.bytes -= lane.bytes();
+            self.ledger.handed -= lane.line.handed();
+            if let Some(timer) = lane.timer {
+                self.timers.remove(&(timer, endpoint));
+            }
+            if lane.stored.loading.is_some_and(|loading| loading.begun) {
+                self.stray_loads.insert(endpoint);
+            }
+        }
+        let lanes = &self.lanes;
+        self.ledger.spills.retain(|(id, _)| lanes.contains_key(&id.endpoint));
+        self.loads.retain(|endpoint| lanes.contains_key(endpoint));
+        self.turns.forget(apps);
+    }
+
+    /// All lanes are someone else's, whatever they hold.
+    pub fn depose(&mut self) {
+        self.forget(|_| true);
+    }
+
+    /// A request has ended whose lane was dropped meanwhile.
+    pub fn lost(&mut self) {
+        self.in_flight -= 1;
     }
 
     /// Opens a lane, or changes how an open one works.
@@ -155,7 +222,7 @@ impl<C> Dispatcher<C> {
         self.open(endpoint, settings);
         // A deleted endpoint's settings are made up, and must not change the limit for the others.
         if !settings.gone {
-            self.turns.set_rate(settings.app, settings.app_rate);
+            self.turns.set_rate(settings.app, settings.app_rate, self.gained_at);
         }
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
             lane.change(settings, &mut self.ledger, now);
@@ -180,15 +247,24 @@ impl<C> Dispatcher<C> {
 
     /// The lanes of one application that are open.
     pub fn lanes_of(&self, app: AppKey) -> Vec<EndpointKey> {
-        self.lanes.iter().filter(|(_, lane)| lane.settings.app == app).map(|(endpoint, _)| *endpoint).collect()
+        self.lanes_that(|its| its == app)
+    }
+
+    /// Whose lane it is, if it is open.
+    pub fn app_of(&self, endpoint: EndpointKey) -> Option<AppKey> {
+        self.lanes.get(&endpoint).map(|lane| lane.settings.app)
+    }
+
+    fn lanes_that(&self, apps: impl Fn(AppKey) -> bool) -> Vec<EndpointKey> {
+        self.lanes.iter().filter(|(_, lane)| apps(lane.settings.app)).map(|(endpoint, _)| *endpoint).collect()
     }
 
     fn open(&mut self, endpoint: EndpointKey, settings: LaneSettings) -> &mut Lane<C> {
         // A lane whose settings are not known yet is opened parked: they must not lift the application's limit.
         if !settings.parked && !settings.gone && !self.lanes.contains_key(&endpoint) {
-            self.turns.set_rate(settings.app, settings.app_rate);
+            self.turns.set_rate(settings.app, settings.app_rate, self.gained_at);
         }
-        self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings))
+        self.lanes.entry(endpoint).or_insert_with(|| Lane::new(settings, self.gained_at))
     }
 
     /// A delivery that was just committed. It is kept if there is room, and given a row if there is not.
@@ -243,7 +319,9 @@ impl<C> Dispatcher<C> {
 
     /// What a load found.
     pub fn loaded(&mut self, endpoint: EndpointKey, parcels: Vec<Parcel<C>>, rest: Rest, now: Timestamp) {
-        self.loading -= 1;
+        if self.end_load(endpoint) {
+            return;
+        }
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         let Some(loading) = lane.stored.loading.take() else { return };
         match lane.gate(now) {
@@ -296,11 +374,25 @@ impl<C> Dispatcher<C> {
 
     /// A load did not succeed: it is tried again after a while.
     pub fn load_failed(&mut self, endpoint: EndpointKey, now: Timestamp, again: Duration) {
-        self.loading -= 1;
+        if self.end_load(endpoint) {
+            return;
+        }
         if let Some(lane) = self.lanes.get_mut(&endpoint) {
             lane.stored.fail_load(now.plus(again));
             self.review(endpoint, now);
         }
+    }
+
+    /// True if it was a load of a lane that has been dropped since.
+    fn end_load(&mut self, endpoint: EndpointKey) -> bool {
+        self.loading -= 1;
+        let is_stray = self.stray_loads.remove(&endpoint);
+        // The lane that came back may have waited for this.
+        let wants_one = self.lanes.get(&endpoint).is_some_and(|lane| lane.stored.loading.is_some());
+        if is_stray && wants_one && !self.loads.contains(&endpoint) {
+            self.loads.push_back(endpoint);
+        }
+        is_stray
     }
 
     /// A request has ended; what it means is being written down. Without a verdict nothing was learned of the
@@ -360,8 +452,8 @@ impl<C> Dispatcher<C> {
     pub fn sleep_until(&self) -> Option<Timestamp> {
         let timer = self.timers.first().map(|(timer, _)| timer.at);
         let sweep = (self.ledger.handed > 0).then(|| self.swept.plus(self.limits.patience));
-        // While all slots are taken, an application whose turn comes has none.
-        let turn = self.turns.wake_at().filter(|_| self.in_flight < self.limits.in_flight);
+        // While all slots are taken or nothing may start, an application whose turn comes has none.
+        let turn = self.turns.wake_at().filter(|_| self.may_start && self.in_flight < self.limits.in_flight);
         earliest(earliest(timer, sweep), turn)
     }
 
@@ -375,7 +467,7 @@ impl<C> Dispatcher<C> {
     }
 
     fn next_start(&mut self, now: Timestamp) -> Option<Command<C>> {
-        while self.in_flight < self.limits.in_flight {
+        while self.may_start && self.in_flight < self.limits.in_flight {
             let endpoint = self.turns.next(now)?;
             let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
             lane.queued = false;
@@ -398,7 +490,7 @@ impl<C> Dispatcher<C> {
                 }
             });
         }
-        if self.turns.are_waiting() {
+        if self.may_start && self.turns.are_waiting() {
             self.full.begin(now);
         }
         None
@@ -408,6 +500,9 @@ impl<C> Dispatcher<C> {
         while self.loading < self.limits.loads {
             let endpoint = self.loads.pop_front()?;
             let Some(lane) = self.lanes.get_mut(&endpoint) else { continue };
+            if self.stray_loads.contains(&endpoint) {
+                continue;
+            }
             let room = match lane.gate(now) {
                 Gate::Shut { .. } => {
                     lane.stored.loading = None;

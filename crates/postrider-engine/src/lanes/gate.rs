@@ -29,6 +29,8 @@ pub(super) struct Watch {
     pub doubtful: bool,
     pub ramp: Option<Ramp>,
     pub probe: Option<DeliveryId>,
+    /// The lane is wanted elsewhere: it is brought to rest, and never comes back.
+    pub leaving: bool,
     condemned: Option<Condemned>,
 }
 
@@ -56,8 +58,13 @@ impl Watch {
         }
     }
 
+    /// The endpoint is gone, and nothing that was known of it matters any more.
+    pub fn forget_health(&mut self) {
+        *self = Self { leaving: self.leaving, ..Self::default() };
+    }
+
     pub fn is_paused(&self, settings: &LaneSettings) -> bool {
-        settings.parked || self.condemned.is_some()
+        settings.parked || self.leaving || self.condemned.is_some()
     }
 
     /// Neither closed by its rules nor without any.

@@ -110,7 +110,9 @@ pub(super) enum Wanted {
 }
 
 impl<C> Lane<C> {
-    pub fn new(settings: LaneSettings) -> Self {
+    /// Whoever had the lane before may have used up its rate at `gained_at`.
+    pub fn new(settings: LaneSettings, gained_at: Option<Timestamp>) -> Self {
+        let bucket = Bucket::new(settings.rate);
         let mut spans = Spans::default();
         if settings.parked {
             // Nobody knows since when.
@@ -124,7 +126,7 @@ impl<C> Lane<C> {
             queued: false,
             timer: None,
             spans,
-            bucket: Bucket::new(settings.rate),
+            bucket: gained_at.map_or(bucket, |at| bucket.map(|bucket| bucket.emptied(at))),
             spent_at: None,
             in_flight: 0,
             burying: HashSet::default(),
@@ -148,7 +150,7 @@ impl<C> Lane<C> {
         let was_paused = was_paused && !self.settings.unknown;
         self.settings = settings;
         if settings.gone {
-            self.watch = Watch::default();
+            self.watch.forget_health();
         }
         self.watch.reprieve(settings.parked);
         let is_paused = self.watch.is_paused(&self.settings);
@@ -160,6 +162,17 @@ impl<C> Lane<C> {
             self.reorder(settings.ordering, ledger, now);
         }
         self.shut_if_told(ledger, now);
+    }
+
+    /// Nothing is started or kept any more. What is on the network goes on.
+    pub fn leave(&mut self, ledger: &mut Ledger, now: Timestamp) {
+        self.watch.leaving = true;
+        self.shut_if_told(ledger, now);
+    }
+
+    /// Nothing of it is in memory, on the network or being written or read.
+    pub fn is_quiet(&self) -> bool {
+        self.held.is_empty() && self.stored.spilling.is_empty() && self.stored.loading.is_none()
     }
 
     pub fn set_health(&mut self, health: Health, ledger: &mut Ledger, now: Timestamp) {
@@ -418,7 +431,7 @@ impl<C> Lane<C> {
         let is_idle = self.held.is_empty()
             && self.stored.is_empty()
             && !self.queued
-            && !self.settings.parked
+            && !self.watch.is_paused(&self.settings)
             && self.watch.is_unremarkable();
         let refilled = self.spent_at.filter(|_| self.bucket.is_some()).map(|at| at.plus(BUCKET_REFILL));
         is_idle.then(|| refilled.unwrap_or(now).max(now))

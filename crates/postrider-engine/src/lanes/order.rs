@@ -65,6 +65,11 @@ impl<C> Line<C> {
         self.len
     }
 
+    /// How many of them have no row of their own.
+    pub fn handed(&self) -> usize {
+        self.handed
+    }
+
     pub fn can_start(&self) -> bool {
         !self.places.is_empty()
     }

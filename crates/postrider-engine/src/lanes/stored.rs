@@ -36,6 +36,8 @@ pub(super) struct Loading {
     pub freed: bool,
     /// It asked by an order that does not hold any more.
     pub void: bool,
+    /// It is more than planned.
+    pub begun: bool,
 }
 
 #[derive(Debug, Default)]
@@ -58,7 +60,8 @@ impl Stored {
 
     /// A load begins. It sees all that was known up to now; what is noted from here on, it may not have seen.
     pub fn begin_load(&mut self) {
-        self.plan_load();
+        self.next_due = None;
+        self.loading = Some(Loading { begun: true, ..Loading::default() });
         self.blocked = false;
     }
 

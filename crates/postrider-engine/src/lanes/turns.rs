@@ -37,11 +37,13 @@ enum Place {
 }
 
 impl Turns {
-    pub fn set_rate(&mut self, app: AppKey, rate: Option<u32>) {
+    /// Whoever had the application before may have used up its rate at `gained_at`.
+    pub fn set_rate(&mut self, app: AppKey, rate: Option<u32>, gained_at: Option<Timestamp>) {
         let entry = self.apps.entry(app).or_default();
-        entry.bucket = match entry.bucket {
-            Some(bucket) => bucket.with_rate(rate),
-            None => Bucket::new(rate),
+        entry.bucket = match (entry.bucket, gained_at) {
+            (Some(bucket), _) => bucket.with_rate(rate),
+            (None, Some(at)) => Bucket::new(rate).map(|bucket| bucket.emptied(at)),
+            (None, None) => Bucket::new(rate),
         };
         match entry.place {
             // It may not have to wait so long any more.
@@ -67,6 +69,13 @@ impl Turns {
             }
             Place::InRound | Place::Resting(_) => {}
         }
+    }
+
+    /// These applications are served elsewhere.
+    pub fn forget(&mut self, apps: impl Fn(AppKey) -> bool) {
+        self.apps.retain(|app, _| !apps(*app));
+        self.round.retain(|app| !apps(*app));
+        self.resting.retain(|(_, app)| !apps(*app));
     }
 
     /// The lane whose turn it is, taken out of the round.
@@ -149,7 +158,7 @@ mod tests {
     #[test]
     fn an_application_at_its_rate_steps_aside_and_its_lanes_keep_their_order() {
         let mut turns = Turns::default();
-        turns.set_rate(AppKey::new(1), Some(1));
+        turns.set_rate(AppKey::new(1), Some(1), None);
         for lane in 0..3 {
             turns.join(AppKey::new(1), EndpointKey::new(lane));
         }
@@ -158,5 +167,24 @@ mod tests {
         assert_eq!(turns.next(now()), None);
         let later = turns.wake_at().expect("it waits for its rate");
         assert_eq!(turns.next(later), Some(EndpointKey::new(1)));
+    }
+
+    #[test]
+    fn an_application_that_is_forgotten_has_no_turn_and_can_come_back() {
+        let mut turns = Turns::default();
+        for (app, rate) in [(1, None), (2, Some(1)), (3, None)] {
+            turns.set_rate(AppKey::new(app), rate, None);
+            turns.join(AppKey::new(app), EndpointKey::new(app));
+        }
+        turns.spend(AppKey::new(2), now());
+        turns.join(AppKey::new(2), EndpointKey::new(20));
+        assert_eq!(turns.next(now()), Some(EndpointKey::new(1)));
+        turns.join(AppKey::new(1), EndpointKey::new(10));
+        turns.forget(|app| app != AppKey::new(3));
+        assert_eq!(turns.next(now()), Some(EndpointKey::new(3)));
+        assert_eq!((turns.next(now()), turns.wake_at()), (None, None));
+        turns.join(AppKey::new(2), EndpointKey::new(21));
+        assert_eq!(turns.next(now()), Some(EndpointKey::new(21)));
+        assert_eq!(turns.next(now()), None, "and stands in the round once");
     }
 }

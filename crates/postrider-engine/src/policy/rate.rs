@@ -18,6 +18,11 @@ impl Bucket {
         per_second.filter(|rate| *rate > 0).map(|per_second| Self { per_second, full_at: i64::MIN })
     }
 
+    /// Full no sooner than if it had been emptied then.
+    pub fn emptied(self, at: Timestamp) -> Self {
+        Self { full_at: self.full_at.max(at.as_millis().saturating_mul(1_000).saturating_add(SECOND)), ..self }
+    }
+
     /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
     pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
         Self::new(per_second).map(|bucket| Self { full_at: self.full_at, ..bucket })
@@ -61,6 +66,18 @@ mod tests {
         bucket.take(start);
         assert_eq!(bucket.ready(start), Err(Timestamp::from_millis(10_500)));
         assert_eq!(bucket.ready(Timestamp::from_millis(10_500)), Ok(()));
+    }
+
+    #[test]
+    fn an_emptied_bucket_gives_nothing_at_once_and_then_one_by_one() {
+        let start = Timestamp::from_millis(10_000);
+        let mut bucket = Bucket::new(Some(2)).expect("a limit").emptied(start);
+        assert_eq!(bucket.ready(start), Err(Timestamp::from_millis(10_500)));
+        bucket.take(Timestamp::from_millis(10_500));
+        assert_eq!(bucket.ready(Timestamp::from_millis(10_500)), Err(Timestamp::from_millis(11_000)));
+        let rested = Timestamp::from_millis(12_000);
+        bucket.take(rested);
+        assert_eq!(bucket.ready(rested), Ok(()), "it fills up like any other");
     }
 
     proptest! {

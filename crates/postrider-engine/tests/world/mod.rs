@@ -1,5 +1,5 @@
 //! A small model of the world around the dispatcher: a store whose answers come late, receivers by script, a process
-//! that can die, and a clock that the test turns by hand.
+//! that can die, a second one to which lanes can move, and a clock that the test turns by hand.
 //!
 //! The world keeps its own books and checks every start against them. They are kept in the plainest way there is, so
 //! that they cannot share a mistake with the lanes.
@@ -85,8 +85,6 @@ pub struct Start {
     /// Requests of the lane on the network, this one included.
     pub in_flight: usize,
     pub is_probe: bool,
-    /// How often the process had been started anew.
-    pub run: u32,
 }
 
 #[derive(Clone)]
@@ -116,6 +114,30 @@ impl LaneRows {
             self.by_due.remove(&(row.due, id));
         }
     }
+}
+
+/// Who serves an application's lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Node(usize),
+    /// They are being brought to rest.
+    Leaving(usize),
+    Nobody,
+}
+
+/// What a node has beside its dispatcher.
+#[derive(Default)]
+struct Node {
+    /// Counts how often it has lost everything. What was begun before that is not written down any more.
+    tenure: u32,
+    uncommitted: Vec<Settlement>,
+    committing: bool,
+}
+
+struct Job {
+    node: usize,
+    tenure: u32,
+    work: Pending,
 }
 
 struct Settlement {
@@ -149,6 +171,8 @@ enum Pending {
     /// A row was written by someone else.
     News(EndpointKey, Timestamp),
     Settings(EndpointKey),
+    /// The lanes of this application come to the node.
+    Gain(AppKey),
 }
 
 #[derive(Clone, Copy, Default)]
@@ -185,7 +209,9 @@ pub struct World {
     pub limits: Limits,
     pub schedule: Schedule,
     pub policy: Policy,
+    /// All lanes are here, unless they are moved.
     pub dispatcher: Dispatcher<()>,
+    pub second: Dispatcher<()>,
     pub receiver: Receiver,
     /// How many rows of one key a load gives at most.
     pub run_max: usize,
@@ -210,14 +236,14 @@ pub struct World {
     /// Not ended, of lanes in which there is an order.
     open: BTreeSet<DeliveryId>,
     replayed: BTreeSet<DeliveryId>,
-    pending: BTreeMap<(Timestamp, u64), Pending>,
+    pending: BTreeMap<(Timestamp, u64), Job>,
     tickets: u64,
-    uncommitted: Vec<Settlement>,
-    committing: bool,
+    nodes: [Node; 2],
+    owners: BTreeMap<AppKey, Owner>,
+    /// Of those whose answers will be heard. What a deposed node has on the network is beyond anybody's control.
     on_the_wire: BTreeSet<DeliveryId>,
     /// Started, and its settlement not heard of.
     unsettled: BTreeSet<DeliveryId>,
-    run: u32,
 }
 
 impl World {
@@ -231,6 +257,7 @@ impl World {
             schedule: Schedule::Quick,
             policy: Policy::default(),
             dispatcher: Dispatcher::new(limits),
+            second: Dispatcher::new(limits),
             receiver: Box::new(|_, _, _| status(200)),
             run_max: usize::MAX,
             load_failures: 0,
@@ -243,6 +270,7 @@ impl World {
             loads: 0,
             told: settings.clone(),
             books: settings.keys().map(|endpoint| (*endpoint, LaneBooks::default())).collect(),
+            owners: settings.values().map(|settings| (settings.app, Owner::Node(0))).collect(),
             settings,
             healths: BTreeMap::new(),
             stored: BTreeMap::new(),
@@ -251,11 +279,9 @@ impl World {
             replayed: BTreeSet::new(),
             pending: BTreeMap::new(),
             tickets: 0,
-            uncommitted: Vec::new(),
-            committing: false,
+            nodes: Default::default(),
             on_the_wire: BTreeSet::new(),
             unsettled: BTreeSet::new(),
-            run: 0,
         }
     }
 
@@ -267,10 +293,115 @@ impl World {
         let row = Row { due: self.now, order, cycle: 0, progress: Progress::default(), queued_at: self.now };
         self.accepted.insert(id, order);
         self.open.insert(id);
-        self.handed.insert(id, row.clone());
         let parcel = parcel(id, &row, true, self.now);
-        self.dispatcher.hand_over(parcel, self.told[&id.endpoint], self.now);
+        let (now, settings) = (self.now, self.told[&id.endpoint]);
+        match self.owner(id.endpoint) {
+            Owner::Node(node) => {
+                self.handed.insert(id, row);
+                self.dispatcher_of(node).hand_over(parcel, settings, now);
+            }
+            // It was on its way when the lanes were asked to leave.
+            Owner::Leaving(node) if message % 2 == 0 => {
+                self.handed.insert(id, row);
+                let dispatcher = self.dispatcher_of(node);
+                dispatcher.hand_over(parcel, settings, now);
+                dispatcher.release(|app| app == settings.app, now);
+            }
+            Owner::Leaving(_) | Owner::Nobody => self.stored.entry(id.endpoint).or_default().put(id, row),
+        }
         self.obey();
+    }
+
+    /// The application's lanes are wanted by the other node, which gets them as soon as they are quiet.
+    pub fn release(&mut self, app: i64) {
+        let (app, now) = (AppKey::new(app), self.now);
+        let Some(Owner::Node(node)) = self.owners.get(&app).copied() else { return };
+        self.owners.insert(app, Owner::Leaving(node));
+        self.dispatcher_of(node).release(|its| its == app, now);
+        self.obey();
+    }
+
+    /// A node has been silent for too long: its lanes are taken away, and go to whomever, itself included.
+    pub fn depose(&mut self, node: usize) {
+        let owned = |owner: &Owner| matches!(owner, Owner::Node(its) | Owner::Leaving(its) if *its == node);
+        let lost: BTreeSet<AppKey> =
+            self.owners.iter().filter(|(_, owner)| owned(owner)).map(|(app, _)| *app).collect();
+        self.nodes[node] = Node {
+            tenure: self.nodes[node].tenure + 1,
+            committing: self.nodes[node].committing,
+            uncommitted: Vec::new(),
+        };
+        self.dispatcher_of(node).depose();
+        let settings = &self.settings;
+        self.on_the_wire.retain(|id| !lost.contains(&settings[&id.endpoint].app));
+        self.unsettled.retain(|id| !lost.contains(&settings[&id.endpoint].app));
+        for (id, row) in std::mem::take(&mut self.handed) {
+            if lost.contains(&self.settings[&id.endpoint].app) {
+                self.stored.entry(id.endpoint).or_default().put(id, Row { due: self.now, ..row });
+            } else {
+                self.handed.insert(id, row);
+            }
+        }
+        for app in lost {
+            self.owners.insert(app, Owner::Nobody);
+            let next = self.rng.random_range(0..2);
+            self.later(next, STORE_TAKES, Pending::Gain(app));
+        }
+        self.obey();
+    }
+
+    fn gain(&mut self, node: usize, app: AppKey) {
+        let now = self.now;
+        assert_eq!(self.owners.insert(app, Owner::Node(node)), Some(Owner::Nobody), "one owner at a time");
+        self.dispatcher_of(node).gain(now);
+        let lanes: Vec<_> =
+            self.settings.iter().filter(|(_, settings)| settings.app == app).map(|(key, its)| (*key, *its)).collect();
+        for (endpoint, settings) in lanes {
+            self.told.insert(endpoint, settings);
+            self.books.insert(endpoint, LaneBooks { parked: settings.parked, ..LaneBooks::default() });
+            if settings.parked {
+                self.dispatcher_of(node).set_lane(endpoint, settings, now);
+            }
+            if let Some(health) = self.healths.get(&endpoint).copied() {
+                self.tell_health(endpoint, health);
+            }
+            let first = self.stored.get(&endpoint).and_then(|lane| lane.by_due.first()).copied();
+            if let Some((due, _)) = first {
+                self.dispatcher_of(node).expect(endpoint, settings, due, now);
+            }
+        }
+    }
+
+    /// Lanes that have come to rest go to the other node.
+    fn give_up_quiet(&mut self) {
+        for (app, owner) in self.owners.clone() {
+            let Owner::Leaving(node) = owner else { continue };
+            if self.dispatcher_of(node).busy_apps().any(|busy| busy == app) {
+                continue;
+            }
+            self.dispatcher_of(node).forget(|its| its == app);
+            let is_of_it = |id: &DeliveryId| self.settings[&id.endpoint].app == app;
+            assert!(!self.handed.keys().any(is_of_it), "handed over, and held by nobody");
+            assert!(!self.unsettled.iter().any(is_of_it), "given up while something of it was under way");
+            self.owners.insert(app, Owner::Nobody);
+            self.later(1 - node, STORE_TAKES, Pending::Gain(app));
+        }
+    }
+
+    fn owner(&self, endpoint: EndpointKey) -> Owner {
+        self.owners[&self.settings[&endpoint].app]
+    }
+
+    fn dispatcher_of(&mut self, node: usize) -> &mut Dispatcher<()> {
+        if node == 0 { &mut self.dispatcher } else { &mut self.second }
+    }
+
+    /// The one that has something of this lane in memory, if any.
+    fn holder(&mut self, endpoint: EndpointKey) -> Option<&mut Dispatcher<()>> {
+        match self.owner(endpoint) {
+            Owner::Node(node) | Owner::Leaving(node) => Some(self.dispatcher_of(node)),
+            Owner::Nobody => None,
+        }
     }
 
     /// These wait in the store, and the dispatcher has not heard of them.
@@ -308,7 +439,9 @@ impl World {
         let row =
             Row { due: self.now, order: self.accepted[&id], cycle, progress: Progress::default(), queued_at: self.now };
         self.stored.entry(id.endpoint).or_default().put(id, row);
-        self.later(STORE_TAKES, Pending::News(id.endpoint, self.now));
+        if let Owner::Node(node) = self.owner(id.endpoint) {
+            self.later(node, STORE_TAKES, Pending::News(id.endpoint, self.now));
+        }
     }
 
     pub fn cancel(&mut self, lane: i64, which: Cancel) {
@@ -327,7 +460,10 @@ impl World {
             self.cancelled.insert(id);
             self.end(id);
         }
-        self.dispatcher.cancel(endpoint, which, self.now);
+        let now = self.now;
+        if let Some(dispatcher) = self.holder(endpoint) {
+            dispatcher.cancel(endpoint, which, now);
+        }
         self.obey();
     }
 
@@ -343,7 +479,8 @@ impl World {
     }
 
     fn tell_settings(&mut self, endpoint: EndpointKey) {
-        let settings = self.settings[&endpoint];
+        let (settings, now) = (self.settings[&endpoint], self.now);
+        let Owner::Node(node) = self.owner(endpoint) else { return };
         let books = self.books.get_mut(&endpoint).expect("a lane of this world");
         let was_paused = books.is_paused();
         books.parked = settings.parked;
@@ -357,7 +494,7 @@ impl World {
             books.ramp = ramp(settings);
         }
         self.told.insert(endpoint, settings);
-        self.dispatcher.set_lane(endpoint, settings, self.now);
+        self.dispatcher_of(node).set_lane(endpoint, settings, now);
     }
 
     /// A person closes the breaker.
@@ -376,7 +513,8 @@ impl World {
     }
 
     fn tell_health(&mut self, endpoint: EndpointKey, health: Health) {
-        let settings = self.told[&endpoint];
+        let (settings, now) = (self.told[&endpoint], self.now);
+        let Owner::Node(node) = self.owner(endpoint) else { return };
         let books = self.books.get_mut(&endpoint).expect("a lane of this world");
         let is_tripped = |health: Health| health.breaker.standing(self.now) != Standing::Closed;
         let comes_back = settings.breaker.is_some() && is_tripped(books.health) && !is_tripped(health);
@@ -387,37 +525,23 @@ impl World {
             books.probe = None;
         }
         books.health = health;
-        self.dispatcher.set_health(endpoint, settings, health, self.now);
+        self.dispatcher_of(node).set_health(endpoint, settings, health, now);
     }
 
-    /// The process dies and is started again: what was on the network, in memory or being read is gone.
+    /// All processes die and are started again: what was on the network, in memory or being read is gone.
     pub fn restart(&mut self) {
-        self.run += 1;
         self.dispatcher = Dispatcher::new(self.limits);
+        self.second = Dispatcher::new(self.limits);
         self.pending.clear();
-        self.uncommitted.clear();
-        self.committing = false;
+        self.nodes = Default::default();
         self.on_the_wire.clear();
         self.unsettled.clear();
         for (id, row) in std::mem::take(&mut self.handed) {
             self.stored.entry(id.endpoint).or_default().put(id, Row { due: self.now, ..row });
         }
-        self.told = self.settings.clone();
-        for (endpoint, books) in &mut self.books {
-            *books = LaneBooks { parked: self.settings[endpoint].parked, ..LaneBooks::default() };
-        }
-        for (endpoint, settings) in self.told.clone() {
-            if settings.parked {
-                self.dispatcher.set_lane(endpoint, settings, self.now);
-            }
-        }
-        for (endpoint, health) in self.healths.clone() {
-            self.tell_health(endpoint, health);
-        }
-        for (endpoint, lane) in &self.stored {
-            if let Some((due, _)) = lane.by_due.first() {
-                self.dispatcher.expect(*endpoint, self.told[endpoint], *due, self.now);
-            }
+        for app in self.owners.keys().copied().collect::<Vec<_>>() {
+            self.owners.insert(app, Owner::Nobody);
+            self.gain(0, app);
         }
         self.obey();
     }
@@ -425,39 +549,54 @@ impl World {
     // What the dispatcher says.
 
     pub fn obey(&mut self) {
-        let mut steps = 0;
-        while let Some(command) = self.dispatcher.next(self.now) {
+        for node in 0..self.nodes.len() {
+            self.obey_one(node);
+        }
+        self.give_up_quiet();
+    }
+
+    fn obey_one(&mut self, node: usize) {
+        let (mut steps, now) = (0, self.now);
+        while let Some(command) = self.dispatcher_of(node).next(now) {
             steps += 1;
             assert!(steps < 100_000, "the dispatcher goes round in circles");
             match command {
-                Command::Send(parcel) => self.send(parcel),
-                Command::Bury(parcel) => self.bury(parcel),
+                Command::Send(parcel) => self.send(node, parcel),
+                Command::Bury(parcel) => self.bury(node, parcel),
                 Command::Spill(spills) => {
-                    let under_way =
-                        self.pending.values().any(|pending| matches!(pending, Pending::Spill(_) | Pending::Spilled(_)));
+                    let is_spill = |work: &Pending| matches!(work, Pending::Spill(_) | Pending::Spilled(_));
+                    let under_way = self.pending.values().any(|job| job.node == node && is_spill(&job.work));
                     assert!(!under_way, "one spill at a time");
                     for (id, _) in &spills {
                         assert!(!self.ended.contains(id), "{id:?} spilled after it had ended");
                     }
-                    self.later(STORE_TAKES, Pending::Spill(spills));
+                    self.later(node, STORE_TAKES, Pending::Spill(spills));
                 }
                 Command::Load { endpoint, ordering, limit } => {
                     assert_eq!(ordering, self.told[&endpoint].ordering);
                     assert!(limit > 0);
+                    assert_eq!(self.owner(endpoint), Owner::Node(node), "it loads what is not its own");
+                    let is_load = |work: &Pending| {
+                        matches!(work, Pending::Load { endpoint: its, .. } | Pending::Loaded { endpoint: its, .. }
+                            if *its == endpoint)
+                    };
+                    let under_way = self.pending.values().any(|job| job.node == node && is_load(&job.work));
+                    assert!(!under_way, "one load of a lane at a time");
                     self.loads += 1;
-                    self.later(STORE_TAKES, Pending::Load { endpoint, ordering, limit });
+                    self.later(node, STORE_TAKES, Pending::Load { endpoint, ordering, limit });
                 }
             }
         }
-        if !self.committing && !self.uncommitted.is_empty() {
-            self.committing = true;
-            let batch = std::mem::take(&mut self.uncommitted);
-            self.later(STORE_TAKES, Pending::Commit(batch));
+        if !self.nodes[node].committing && !self.nodes[node].uncommitted.is_empty() {
+            self.nodes[node].committing = true;
+            let batch = std::mem::take(&mut self.nodes[node].uncommitted);
+            self.later(node, STORE_TAKES, Pending::Commit(batch));
         }
     }
 
-    fn send(&mut self, parcel: Parcel<()>) {
+    fn send(&mut self, node: usize, parcel: Parcel<()>) {
         let id = parcel.id;
+        assert_eq!(self.owner(id.endpoint), Owner::Node(node), "{id:?} sent by one that does not own its lane");
         let settings = self.told[&id.endpoint];
         let books = self.books[&id.endpoint];
         assert!(!books.is_paused(), "{id:?} sent in a parked lane");
@@ -465,7 +604,7 @@ impl World {
         self.on_the_wire.insert(id);
         let in_flight = self.in_flight(id.endpoint);
         assert!(in_flight <= settings.in_flight_max, "{in_flight} requests in one lane");
-        assert!(self.on_the_wire.len() <= self.limits.in_flight);
+        assert!(self.dispatcher_of(node).in_flight() <= self.limits.in_flight);
         let standing = match settings.breaker {
             Some(_) => books.health.breaker.standing(self.now),
             None => Standing::Closed,
@@ -483,20 +622,21 @@ impl World {
         }
         let late = self.now.since(parcel.due);
         assert_eq!(parcel.held.map(|held| held.late), (late > Duration::from_secs(1)).then_some(late));
-        self.starts.push(Start { at: self.now, id, held: parcel.held, in_flight, is_probe, run: self.run });
+        self.starts.push(Start { at: self.now, id, held: parcel.held, in_flight, is_probe });
         let reply = (self.receiver)(id, self.now, &mut self.rng);
-        self.later(reply.takes, Pending::Answer(parcel, reply.outcome));
+        self.later(node, reply.takes, Pending::Answer(parcel, reply.outcome));
     }
 
-    fn bury(&mut self, parcel: Parcel<()>) {
+    fn bury(&mut self, node: usize, parcel: Parcel<()>) {
         let id = parcel.id;
+        assert_eq!(self.owner(id.endpoint), Owner::Node(node), "{id:?} buried by one that does not own its lane");
         let settings = self.told[&id.endpoint];
         let books = self.books[&id.endpoint];
         assert!(!books.is_paused(), "{id:?} buried in a parked lane");
         self.check_begin(id, settings);
         assert_eq!(settings.breaker.map(|rules| rules.while_open), Some(WhileOpen::DeadLetter));
         assert!(matches!(books.health.breaker.standing(self.now), Standing::Open { .. }), "{id:?} buried for nothing");
-        self.later(Duration::from_millis(1), Pending::Burial(parcel));
+        self.later(node, Duration::from_millis(1), Pending::Burial(parcel));
     }
 
     fn check_begin(&mut self, id: DeliveryId, settings: LaneSettings) {
@@ -547,7 +687,7 @@ impl World {
     pub fn run_until(&mut self, until: Timestamp) {
         loop {
             let work = self.pending.first_key_value().map(|((at, _), _)| *at);
-            let wake = self.dispatcher.sleep_until();
+            let wake = self.sleep_until();
             let Some(at) = [work, wake].into_iter().flatten().min().filter(|at| *at <= until) else { break };
             assert!(at > self.now || work.is_some_and(|work| work <= self.now), "asked to sleep until the past");
             self.now = at.max(self.now);
@@ -574,7 +714,7 @@ impl World {
                 for lane in self.settings.keys().map(|endpoint| endpoint.raw()).collect::<Vec<_>>() {
                     self.park(lane, false);
                 }
-            } else if let Some(at) = self.dispatcher.sleep_until() {
+            } else if let Some(at) = self.sleep_until() {
                 assert!(at > self.now, "asked to sleep until the past");
                 assert!(at.since(self.now) <= Duration::from_secs(1), "nothing in a quick world takes so long");
                 self.advance(at.since(self.now).as_millis() as u64);
@@ -586,13 +726,22 @@ impl World {
         panic!("it does not come to rest");
     }
 
-    fn take(&mut self, pending: Pending) {
-        match pending {
-            Pending::Answer(parcel, outcome) => self.answer(parcel, outcome),
+    fn sleep_until(&self) -> Option<Timestamp> {
+        [&self.dispatcher, &self.second].into_iter().filter_map(Dispatcher::sleep_until).min()
+    }
+
+    fn take(&mut self, Job { node, tenure, work }: Job) {
+        let now = self.now;
+        let is_current = tenure == self.nodes[node].tenure;
+        match work {
+            Pending::Answer(..) | Pending::Burial(_) if !is_current => self.dispatcher_of(node).lost(),
+            Pending::Commit(_) | Pending::Committed(_) if !is_current => self.nodes[node].committing = false,
+            Pending::Spill(_) if !is_current => self.dispatcher_of(node).spilled(&[], now),
+            Pending::Answer(parcel, outcome) => self.answer(node, parcel, outcome),
             Pending::Burial(parcel) => {
                 self.buried.insert(parcel.id);
-                assert_eq!(self.dispatcher.answered(parcel.id, None, self.now), None);
-                self.uncommitted.push(Settlement {
+                assert_eq!(self.dispatcher_of(node).answered(parcel.id, None, now), None);
+                self.nodes[node].uncommitted.push(Settlement {
                     id: parcel.id,
                     delivered: false,
                     due: None,
@@ -604,29 +753,29 @@ impl World {
             Pending::Commit(batch) => {
                 let told = batch.iter().map(|settlement| (settlement.id, settlement.due)).collect();
                 for settlement in batch {
-                    self.write(settlement);
+                    self.write(node, settlement);
                 }
-                self.later(STORE_TAKES, Pending::Committed(told));
+                self.later(node, STORE_TAKES, Pending::Committed(told));
             }
             Pending::Committed(told) => {
-                self.committing = false;
+                self.nodes[node].committing = false;
                 for (id, due) in told {
                     self.unsettled.remove(&id);
                     self.hear_of(id);
-                    self.dispatcher.settled(id, due, self.now);
+                    self.dispatcher_of(node).settled(id, due, now);
                 }
             }
             Pending::Load { endpoint, ordering, limit } => {
                 if self.rng.random_range(0..100) < self.load_failures {
-                    self.dispatcher.load_failed(endpoint, self.now, Duration::from_millis(30));
+                    self.dispatcher_of(node).load_failed(endpoint, now, Duration::from_millis(30));
                 } else {
                     let (parcels, rest) = self.read(endpoint, ordering, limit);
-                    self.later(STORE_TAKES, Pending::Loaded { endpoint, parcels, rest });
+                    self.later_of(node, tenure, STORE_TAKES, Pending::Loaded { endpoint, parcels, rest });
                 }
             }
             Pending::Loaded { endpoint, parcels, rest } => {
                 let parcels = parcels.into_iter().map(|parcel| Parcel { since: self.now, ..parcel }).collect();
-                self.dispatcher.loaded(endpoint, parcels, rest, self.now);
+                self.dispatcher_of(node).loaded(endpoint, parcels, rest, now);
             }
             Pending::Spill(spills) => {
                 for (id, order) in &spills {
@@ -639,20 +788,26 @@ impl World {
                     }
                 }
                 let ids = spills.into_iter().map(|(id, _)| id).collect();
-                self.later(STORE_TAKES, Pending::Spilled(ids));
+                self.later(node, STORE_TAKES, Pending::Spilled(ids));
             }
-            Pending::Spilled(ids) => self.dispatcher.spilled(&ids, self.now),
-            Pending::News(endpoint, due) => self.dispatcher.expect(endpoint, self.told[&endpoint], due, self.now),
+            Pending::Spilled(ids) => self.dispatcher_of(node).spilled(&ids, now),
+            Pending::News(endpoint, due) => {
+                if self.owner(endpoint) == Owner::Node(node) {
+                    let settings = self.told[&endpoint];
+                    self.dispatcher_of(node).expect(endpoint, settings, due, now);
+                }
+            }
             Pending::Settings(endpoint) => self.tell_settings(endpoint),
+            Pending::Gain(app) => self.gain(node, app),
         }
         self.obey();
     }
 
-    fn answer(&mut self, parcel: Parcel<()>, outcome: Option<Outcome>) {
-        let id = parcel.id;
+    fn answer(&mut self, node: usize, parcel: Parcel<()>, outcome: Option<Outcome>) {
+        let (id, now) = (parcel.id, self.now);
         self.on_the_wire.remove(&id);
         let verdict = outcome.map(|outcome| self.judge(&parcel, &outcome));
-        let step = self.dispatcher.answered(id, verdict.as_ref(), self.now);
+        let step = self.dispatcher_of(node).answered(id, verdict.as_ref(), now);
 
         let books = self.books.get_mut(&id.endpoint).expect("a lane of this world");
         if books.probe == Some(id) {
@@ -685,7 +840,7 @@ impl World {
         };
         let row = row_of(&parcel, progress);
         let health = step.map(|step| step.health);
-        self.uncommitted.push(Settlement { id, delivered, due, row, health, disable });
+        self.nodes[node].uncommitted.push(Settlement { id, delivered, due, row, health, disable });
     }
 
     fn hear_of(&mut self, id: DeliveryId) {
@@ -714,7 +869,7 @@ impl World {
         Verdict { next, ..verdict }
     }
 
-    fn write(&mut self, settlement: Settlement) {
+    fn write(&mut self, node: usize, settlement: Settlement) {
         let Settlement { id, delivered, due, row, health, disable } = settlement;
         // What was cancelled meanwhile stays ended.
         let is_replayed =
@@ -742,7 +897,7 @@ impl World {
         }
         if disable {
             self.settings.get_mut(&id.endpoint).expect("a lane of this world").parked = true;
-            self.later(STORE_TAKES * 2, Pending::Settings(id.endpoint));
+            self.later(node, STORE_TAKES * 2, Pending::Settings(id.endpoint));
         }
     }
 
@@ -751,7 +906,10 @@ impl World {
         if self.accepted.contains_key(&id) && !self.ended.contains(&id) {
             self.delivered.insert(id);
             self.end(id);
-            self.dispatcher.cancel(id.endpoint, Cancel::One(id.message), self.now);
+            let now = self.now;
+            if let Some(dispatcher) = self.holder(id.endpoint) {
+                dispatcher.cancel(id.endpoint, Cancel::One(id.message), now);
+            }
         }
     }
 
@@ -805,9 +963,13 @@ impl World {
         (parcels, rest)
     }
 
-    fn later(&mut self, takes: Duration, pending: Pending) {
+    fn later(&mut self, node: usize, takes: Duration, work: Pending) {
+        self.later_of(node, self.nodes[node].tenure, takes, work);
+    }
+
+    fn later_of(&mut self, node: usize, tenure: u32, takes: Duration, work: Pending) {
         self.tickets += 1;
-        self.pending.insert((self.now.plus(takes), self.tickets), pending);
+        self.pending.insert((self.now.plus(takes), self.tickets), Job { node, tenure, work });
     }
 
     // What is asked of it.
@@ -831,13 +993,14 @@ impl World {
             | Pending::Load { .. }
             | Pending::Loaded { .. }
             | Pending::News(..)
-            | Pending::Settings(_) => 0,
+            | Pending::Settings(_)
+            | Pending::Gain(_) => 0,
         };
-        self.pending.values().map(spilled).sum()
+        self.pending.values().map(|job| spilled(&job.work)).sum()
     }
 
     pub fn only_requests_are_under_way(&self) -> bool {
-        self.pending.values().all(|pending| matches!(pending, Pending::Answer(..)))
+        self.pending.values().all(|job| matches!(job.work, Pending::Answer(..)))
     }
 
     pub fn messages_sent(&self, lane: i64) -> Vec<i64> {
@@ -849,19 +1012,19 @@ impl World {
         self.books[&EndpointKey::new(lane)].health
     }
 
-    /// In every window of one run, at most a second's worth more than the rate.
+    /// In every window, at most a second's worth more than the rate, whoever died or took over meanwhile.
     pub fn check_rates(&self) {
-        let mut by_lane: BTreeMap<(u32, EndpointKey), Vec<i64>> = BTreeMap::new();
-        let mut by_app: BTreeMap<(u32, AppKey), Vec<i64>> = BTreeMap::new();
+        let mut by_lane: BTreeMap<EndpointKey, Vec<i64>> = BTreeMap::new();
+        let mut by_app: BTreeMap<AppKey, Vec<i64>> = BTreeMap::new();
         for start in &self.starts {
             let at = start.at.as_millis();
-            by_lane.entry((start.run, start.id.endpoint)).or_default().push(at);
-            by_app.entry((start.run, self.settings[&start.id.endpoint].app)).or_default().push(at);
+            by_lane.entry(start.id.endpoint).or_default().push(at);
+            by_app.entry(self.settings[&start.id.endpoint].app).or_default().push(at);
         }
-        for ((_, endpoint), starts) in by_lane {
+        for (endpoint, starts) in by_lane {
             check_rate(self.settings[&endpoint].rate, &starts);
         }
-        for ((_, app), starts) in by_app {
+        for (app, starts) in by_app {
             let mut lanes = self.settings.values();
             check_rate(lanes.find(|lane| lane.app == app).and_then(|lane| lane.app_rate), &starts);
         }

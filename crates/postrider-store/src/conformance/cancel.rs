@@ -20,7 +20,7 @@ pub async fn cancelling_a_message_ends_what_is_not_finished<H: Harness>() {
     let message = stage.accept(START).await;
     let ids: Vec<_> = stage.endpoints.iter().map(|endpoint| scheduled(*endpoint, message)).collect();
     let [handed, spilled, retried, arrived, refused_once] = ids[..] else { unreachable!("five were asked for") };
-    stage.store().spill(unordered(vec![spilled]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![spilled]), at(1)).await.unwrap();
     settle(stage.store(), vec![failed(retried, at(1), at(9)), delivered(arrived, at(1)), refused(refused_once, at(1))])
         .await;
     let resent = manual(spilled.endpoint, message);
@@ -70,7 +70,7 @@ pub async fn a_cancelled_delivery_is_brought_back_by_its_arrival_only<H: Harness
     let messages = stage.accept_many(8, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let (handed, spilled) = ids.split_at(4);
-    stage.store().spill(unordered(spilled.to_vec()), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(spilled.to_vec()), at(1)).await.unwrap();
     for message in &messages {
         assert_eq!(cancel(&stage, *message, None).await, 1);
     }
@@ -96,7 +96,7 @@ pub async fn a_cancelled_delivery_is_brought_back_by_its_arrival_only<H: Harness
 pub async fn what_arrives_late_ends_the_cycle_that_was_begun_since<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids: Vec<_> = stage.accept_many(2, START).await.into_iter().map(|message| stage.first(message)).collect();
-    stage.store().spill(unordered(vec![ids[1]]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![ids[1]]), at(1)).await.unwrap();
     for id in &ids {
         cancel(&stage, id.message, None).await;
         let key = DeadKey { message: id.message, endpoint: id.endpoint };
@@ -149,7 +149,7 @@ pub async fn a_backlog_is_what_would_be_delivered<H: Harness>() {
     let expected = Backlog { waiting: 6, oldest: Some(at(10)), since: None, newest_per_key: 5 };
     assert_eq!(backlog(None).await, expected, "on its way");
     let spilled = [(ids[0], Some(OrderKey::of("a"))), (ids[1], None), (ids[3], Some(OrderKey::of("b")))];
-    stage.store().spill(spilled.to_vec(), at(70)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), spilled.to_vec(), at(70)).await.unwrap();
     assert_eq!(backlog(None).await, expected, "in rows as well");
     assert_eq!(backlog(Some(30)).await, Backlog { since: Some(4), ..expected });
     stage.store().resend(ids[1].message, lane, at(70), None).await.unwrap();
@@ -187,8 +187,12 @@ pub async fn what_has_waited_too_long_expires<H: Harness>() {
         ..failed(id, at(10), at(DAY))
     };
     settle(stage.store(), vec![waiting(tried, HOUR), waiting(patient, HOUR + 1)]).await;
-    stage.store().spill(unordered(vec![untried, young]), at(1_000)).await.unwrap();
-    stage.store().spill(unordered(vec![scheduled(stage.endpoints[1], untried.message)]), at(1_000)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![untried, young]), at(1_000)).await.unwrap();
+    stage
+        .store()
+        .spill(stage.store().tenure(), unordered(vec![scheduled(stage.endpoints[1], untried.message)]), at(1_000))
+        .await
+        .unwrap();
     stage.store().resend(untried.message, stage.endpoints[0], at(1_000), None).await.unwrap();
     let delayed = NewMessage { owed: vec![stage.endpoints[0]], ..message(stage.app, at(1_000)) };
     let later = stage.first(accept(stage.store(), later(delayed, Some(at(2 * DAY)))).await);

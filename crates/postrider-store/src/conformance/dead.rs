@@ -140,6 +140,24 @@ pub async fn dead_letters_are_paged_both_ways<H: Harness>() {
     assert_eq!(stage.store().dead_letters(stage.app, DeadFilter::default(), nothing).await.unwrap(), []);
 }
 
+/// A page shorter than asked for is the last one, so that nobody may stop looking before the end.
+pub async fn a_rare_letter_is_found_behind_many<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let ids: Vec<_> = stage.accept_many(1_010, START).await.into_iter().map(|message| stage.first(message)).collect();
+    let other = |id: &DeliveryId| Settlement { attempt: Some(record(at(1), Some(410))), ..refused(*id, at(1)) };
+    let rare = [ids[0], ids[1_009]];
+    settle(stage.store(), ids[1..1_009].iter().map(|id| refused(*id, at(1))).chain(rare.iter().map(other)).collect())
+        .await;
+    let filter = DeadFilter { status: Some(410), ..DeadFilter::default() };
+    assert_eq!(list(&stage, filter.clone()).await, rare.map(key));
+    let fetch = async |page| stage.store().dead_letters(stage.app, filter.clone(), page).await.unwrap();
+    check_paging(&rare.map(key), fetch, key_of).await;
+    let count = async |filter, limit| stage.store().count_dead_letters(stage.app, filter, limit).await.unwrap();
+    assert_eq!(count(filter.clone(), 10).await, 2);
+    assert_eq!(count(DeadFilter::default(), 2_000).await, 1_010);
+    assert_eq!(count(DeadFilter::default(), 1_001).await, 1_001, "up to a limit");
+}
+
 pub async fn a_replay_begins_a_new_cycle<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();

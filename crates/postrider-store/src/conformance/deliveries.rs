@@ -71,7 +71,7 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
     for millis in 0..12 {
         let content = Content { payload: payload.clone(), ..content(b"") };
         let key = accept(stage.store(), NewMessage { content, ..stage.message(START) }).await;
-        stage.store().spill(unordered(vec![stage.first(key)]), at(millis)).await.unwrap();
+        stage.store().spill(stage.store().tenure(), unordered(vec![stage.first(key)]), at(millis)).await.unwrap();
     }
     let mut loaded = 0;
     loop {
@@ -127,7 +127,7 @@ pub async fn lanes_are_found_with_their_earliest_due_time<H: Harness>() {
     }
     stage.settle(delivered(scheduled(second, one), at(1))).await;
     let expected = [(first, at(40)), (third, at(70))].map(|(endpoint, next_due)| LaneFound { endpoint, next_due });
-    let mut lanes = stage.store().lanes().await.unwrap();
+    let mut lanes = stage.store().lanes(Shards::ALL).await.unwrap();
     lanes.sort_by_key(|lane| lane.endpoint);
     assert_eq!(lanes, expected);
 }
@@ -185,7 +185,7 @@ pub async fn what_is_spilled_can_be_loaded<H: Harness>() {
     let stage = Stage::<H>::set(2).await;
     let messages = stage.accept_many(3, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
-    stage.store().spill(unordered(ids.clone()), at(10)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(ids.clone()), at(10)).await.unwrap();
     assert_eq!(load(stage.store(), stage.endpoints[0], at(9)).await, []);
     let loaded = stage.store().load(stage.endpoints[0], Ordering::Keyed, at(10), 10).await.unwrap();
     for (delivery, id) in loaded.deliveries.iter().zip(&ids) {
@@ -264,7 +264,7 @@ pub async fn a_resend_that_arrives_tells_the_lane_what_it_ended<H: Harness>() {
     let order = Some(OrderKey::of("k"));
     let ids: Vec<_> = stage.accept_many(3, START).await.into_iter().map(|message| stage.first(message)).collect();
     stage.settle(Settlement { order, ..failed(ids[0], at(1), at(DAY)) }).await;
-    stage.store().spill(vec![(ids[1], order)], at(2)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), vec![(ids[1], order)], at(2)).await.unwrap();
     let mut committed = stage.store().committed();
     for id in [ids[0], ids[2]] {
         stage.store().resend(id.message, id.endpoint, at(3), None).await.unwrap();
@@ -357,7 +357,7 @@ pub async fn what_arrived_stays_delivered_whatever_fails_later<H: Harness>() {
 pub async fn every_delivery_is_counted_exactly_once<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids: Vec<_> = stage.accept_many(8, START).await.into_iter().map(|message| stage.first(message)).collect();
-    stage.store().spill(unordered(vec![ids[0], ids[1]]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![ids[0], ids[1]]), at(1)).await.unwrap();
     settle(
         stage.store(),
         vec![

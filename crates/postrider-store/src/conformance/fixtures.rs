@@ -136,13 +136,13 @@ pub fn event_type(name: &str) -> EventType {
 }
 
 pub async fn add_application(store: &dyn Store, uid: Option<&str>) -> Application {
-    let application = application(AppKey::new(store.mint(START)), uid);
+    let application = application(AppKey::new(store.mint(START).await.unwrap()), uid);
     store.put_application(application.clone(), Expect::Absent, None).await.expect("a new application is put");
     application
 }
 
 pub async fn add_endpoint(store: &dyn Store, app: AppKey, uid: Option<&str>) -> Endpoint {
-    let endpoint = endpoint(EndpointKey::new(store.mint(START)), app, uid);
+    let endpoint = endpoint(EndpointKey::new(store.mint(START).await.unwrap()), app, uid);
     store.put_endpoint(endpoint.clone(), Expect::Absent, None).await.expect("a new endpoint is put");
     endpoint
 }
@@ -153,6 +153,7 @@ pub fn message(app: AppKey, at: Timestamp) -> NewMessage {
         at,
         content: content(b"{}"),
         payload_expires_at: None,
+        generation: None,
         owed: Vec::new(),
         fifo: Vec::new(),
         idempotency: None,
@@ -267,7 +268,7 @@ pub fn record(started_at: Timestamp, status: Option<u16>) -> AttemptRecord {
 }
 
 pub async fn settle(store: &dyn Store, settlements: Vec<Settlement>) {
-    store.settle(Arc::new(settlements)).await.expect("settlements are written");
+    store.settle(store.tenure(), Arc::new(settlements)).await.expect("settlements are written");
 }
 
 pub async fn load(store: &dyn Store, endpoint: EndpointKey, now: Timestamp) -> Vec<DeliveryId> {
@@ -290,7 +291,7 @@ pub fn unordered(deliveries: Vec<DeliveryId>) -> Vec<(DeliveryId, Option<OrderKe
 /// Everything that waits in any lane, whenever it is due, in order.
 pub async fn all_waiting(store: &dyn Store) -> Vec<DeliveryId> {
     let mut found = Vec::new();
-    for lane in store.lanes().await.expect("lanes are found") {
+    for lane in store.lanes(Shards::ALL).await.expect("lanes are found") {
         found.extend(ids(&load_in(store, lane.endpoint, Ordering::None, Timestamp::from_millis(i64::MAX)).await));
     }
     found.sort_unstable();

@@ -30,7 +30,11 @@ pub async fn how_an_endpoint_fares_is_kept_with_the_outcome<H: Harness>() {
     }
     let expected: Vec<_> = stage.endpoints.iter().copied().zip(healths()).collect();
     for crash in [false, true, false] {
-        assert_eq!(stage.store().healths().await.unwrap(), expected, "only those that are not in perfect health");
+        assert_eq!(
+            stage.store().healths(Shards::ALL).await.unwrap(),
+            expected,
+            "only those that are not in perfect health"
+        );
         for (endpoint, health) in &expected {
             assert_eq!(stage.store().health(*endpoint).await.unwrap(), *health);
         }
@@ -45,7 +49,7 @@ pub async fn an_endpoint_that_recovers_is_not_kept<H: Harness>() {
     let id = stage.first(stage.accept(START).await);
     stage.settle(Settlement { health: Some(healths()[1]), ..failed(id, at(9), at(99)) }).await;
     stage.settle(Settlement { health: Some(Health::default()), ..stored(delivered(id, at(100))) }).await;
-    assert_eq!(stage.store().healths().await.unwrap(), []);
+    assert_eq!(stage.store().healths(Shards::ALL).await.unwrap(), []);
 }
 
 /// Sets the stage with one endpoint that fares badly.
@@ -63,7 +67,7 @@ pub async fn a_person_sets_the_health_back<H: Harness>() {
     let (stage, mut committed) = failing::<H>().await;
     let lane = stage.endpoints[0];
     stage.store().reset_health(lane).await.unwrap();
-    assert_eq!(stage.store().healths().await.unwrap(), []);
+    assert_eq!(stage.store().healths(Shards::ALL).await.unwrap(), []);
     let news = committed.try_recv().expect("it is announced");
     assert!(matches!(news[..], [Committed::Health { endpoint }] if endpoint == lane), "{news:?}");
 }
@@ -76,17 +80,17 @@ pub async fn enabling_an_endpoint_sets_its_health_back<H: Harness>() {
 
     let described = Endpoint { description: "still off".to_owned(), ..disabled.clone() };
     store.put_endpoint(described, Expect::Version(2), None).await.unwrap();
-    assert_eq!(store.healths().await.unwrap(), [(lane, healths()[1])], "other changes leave it");
+    assert_eq!(store.healths(Shards::ALL).await.unwrap(), [(lane, healths()[1])], "other changes leave it");
     let news = committed.try_recv().expect("the change is announced");
     assert!(matches!(news[..], [Committed::Settings { .. }]), "{news:?}");
 
     let enabled = Endpoint { disabled: None, ..disabled };
     let stale = store.put_endpoint(enabled.clone(), Expect::Version(2), None).await;
     assert!(matches!(stale, Err(PutError::Changed)), "{stale:?}");
-    assert_eq!(store.healths().await.unwrap(), [(lane, healths()[1])], "a refused change leaves it");
+    assert_eq!(store.healths(Shards::ALL).await.unwrap(), [(lane, healths()[1])], "a refused change leaves it");
 
     store.put_endpoint(enabled.clone(), Expect::Version(3), None).await.unwrap();
-    assert_eq!(store.healths().await.unwrap(), []);
+    assert_eq!(store.healths(Shards::ALL).await.unwrap(), []);
     let news = committed.try_recv().expect("both are announced");
     let [first, second] = &news[..] else { panic!("two: {news:?}") };
     assert!(matches!(first, Committed::Health { endpoint } if *endpoint == lane), "{news:?}");
@@ -106,10 +110,14 @@ pub async fn a_deleted_endpoint_has_no_health<H: Harness>() {
     stage.settle(settlement(ids[0])).await;
     stage.settle(settlement(ids[1])).await;
     stage.store().delete_endpoint(stage.app, ids[0], at(10)).await.unwrap();
-    assert_eq!(stage.store().healths().await.unwrap(), [(ids[1], healths()[0])]);
+    assert_eq!(stage.store().healths(Shards::ALL).await.unwrap(), [(ids[1], healths()[0])]);
     stage.settle(stored(settlement(ids[0]))).await;
-    assert_eq!(stage.store().healths().await.unwrap(), [(ids[1], healths()[0])], "whatever is learned later");
+    assert_eq!(
+        stage.store().healths(Shards::ALL).await.unwrap(),
+        [(ids[1], healths()[0])],
+        "whatever is learned later"
+    );
     stage.store().delete_application(stage.app, at(11)).await.unwrap();
     stage.settle(settlement(ids[2])).await;
-    assert_eq!(stage.store().healths().await.unwrap(), []);
+    assert_eq!(stage.store().healths(Shards::ALL).await.unwrap(), []);
 }

@@ -208,7 +208,7 @@ pub async fn messages_of_an_endpoint_are_listed_with_their_states<H: Harness>() 
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let elsewhere = NewMessage { owed: vec![stage.endpoints[1]], ..stage.message(START) };
     accept(stage.store(), elsewhere).await;
-    stage.store().spill(unordered(vec![ids[1]]), at(5)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![ids[1]]), at(5)).await.unwrap();
     settle(stage.store(), vec![failed(ids[2], at(1), at(7)), delivered(ids[3], at(1)), refused(ids[4], at(1))]).await;
     let dead = DeliveryState::Dead { at: at(1), reason: DeathReason::Permanent };
     let all = [
@@ -281,7 +281,7 @@ pub async fn statistics_look_at_the_time_of_acceptance<H: Harness>() {
 pub async fn an_expunged_payload_is_gone_for_good<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let message = stage.accept(START).await;
-    stage.store().spill(unordered(vec![stage.first(message)]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![stage.first(message)]), at(1)).await.unwrap();
     assert!(stage.store().expunge_message(stage.app, message).await.unwrap());
     assert!(!stage.store().expunge_message(stage.app, MessageKey::new(1)).await.unwrap());
     let stage = stage.crash(at(2)).await;

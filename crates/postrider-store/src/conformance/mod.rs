@@ -26,6 +26,9 @@ use postrider_engine::Timestamp;
 /// A store that can be stopped and started.
 #[async_trait]
 pub trait Harness: Sized + Send {
+    /// How many random sequences are run, unless `PROPTEST_CASES` says otherwise.
+    const SEQUENCES: u32 = 400;
+
     /// An empty store.
     async fn fresh(grain: Grain) -> Self;
 
@@ -165,6 +168,7 @@ macro_rules! conformance {
                 a_message_can_be_dead_at_two_endpoints
                 dead_letters_are_filtered
                 dead_letters_are_paged_both_ways
+                a_rare_letter_is_found_behind_many
                 a_replay_begins_a_new_cycle
                 a_letter_replayed_twice_at_once_begins_one_cycle
                 a_repeated_replay_gets_the_first_answer

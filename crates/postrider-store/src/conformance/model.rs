@@ -116,7 +116,7 @@ impl Model {
     }
 
     pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
-        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency } = message;
+        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency, generation: _ } = message;
         let order = content.ordering_key.as_deref().map(OrderKey::of);
         let deliver_at = content.deliver_at;
         let mut sequences = Vec::new();

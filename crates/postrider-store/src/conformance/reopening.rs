@@ -16,7 +16,7 @@ pub async fn a_crash_after_accept_loses_no_delivery<H: Harness>() {
         stage.endpoints.iter().flat_map(|lane| messages.iter().map(|message| scheduled(*lane, *message))).collect();
     owed.sort_unstable();
     assert_eq!(all_waiting(stage.store()).await, owed, "each once");
-    let lanes = stage.store().lanes().await.unwrap();
+    let lanes = stage.store().lanes(Shards::ALL).await.unwrap();
     assert!(lanes.iter().all(|lane| lane.next_due <= at(10)), "due at once: {lanes:?}");
     assert_eq!(stage.state(owed[0]).await, DeliveryState::Pending { due: Some(lanes[0].next_due) });
     for lane in &stage.endpoints {
@@ -53,7 +53,7 @@ pub async fn what_a_resend_delivered_does_not_come_back_after_a_crash<H: Harness
     let stage = Stage::<H>::set(1).await;
     let oldest = stage.first(stage.accept(START).await);
     let (handed, spilled) = (stage.first(stage.accept(START).await), stage.first(stage.accept(START).await));
-    stage.store().spill(unordered(vec![spilled]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![spilled]), at(1)).await.unwrap();
     for id in [handed, spilled] {
         stage.store().resend(id.message, id.endpoint, at(2), None).await.unwrap();
         stage.settle(stored(delivered(manual(id.endpoint, id.message), at(3)))).await;
@@ -129,7 +129,11 @@ pub async fn many_callers_at_once_lose_nothing<H: Harness>() {
             | Committed::Settings { .. }
             | Committed::EventTypes
             | Committed::Health { .. }
-            | Committed::Cancelled { .. } => None,
+            | Committed::Cancelled { .. }
+            | Committed::Work
+            | Committed::Offered { .. }
+            | Committed::Wanted { .. }
+            | Committed::Deposed => None,
         }));
     }
     assert_eq!(announced, all_messages(stage.store(), stage.app).await, "all of them, in the order of commit");
@@ -152,14 +156,14 @@ pub async fn keys_grow_even_when_the_clock_goes_back<H: Harness>() {
     }
     stage = stage.crash(at(-DAY)).await;
     grow(stage.accept(at(-DAY)).await, "after a crash");
-    grow(MessageKey::new(stage.store().mint(at(2 * DAY))), "on its own");
+    grow(MessageKey::new(stage.store().mint(at(2 * DAY)).await.unwrap()), "on its own");
     let settings = add_application(stage.store(), None).await.key;
     grow(MessageKey::new(settings.raw()), "of settings");
     stage = stage.crash(at(-DAY)).await;
     grow(stage.accept(at(-DAY)).await, "after settings and a crash");
-    grow(MessageKey::new(stage.store().mint(at(3 * DAY))), "on its own");
+    grow(MessageKey::new(stage.store().mint(at(3 * DAY)).await.unwrap()), "on its own");
     stage = stage.reopen(at(-DAY)).await;
-    grow(MessageKey::new(stage.store().mint(at(-DAY))), "after a restart");
+    grow(MessageKey::new(stage.store().mint(at(-DAY)).await.unwrap()), "after a restart");
     let listed = all_messages(stage.store(), stage.app).await;
     assert!(listed.is_sorted(), "{listed:?}");
     assert_eq!(listed.len(), 6);
@@ -198,7 +202,7 @@ pub async fn a_closed_store_says_so<H: Harness>() {
     store.close().await;
     let accepted = store.accept(stage.message(START)).await;
     assert!(matches!(accepted, Err(AcceptError::Store(StoreError::Closed))), "{accepted:?}");
-    let settled = store.settle(std::sync::Arc::new(vec![delivered(id, at(1))])).await;
+    let settled = store.settle(store.tenure(), std::sync::Arc::new(vec![delivered(id, at(1))])).await;
     assert!(matches!(settled, Err(StoreError::Closed)), "{settled:?}");
     let loaded = store.load(stage.endpoints[0], Ordering::Keyed, START, 1).await;
     assert!(matches!(loaded, Err(StoreError::Closed)), "{loaded:?}");

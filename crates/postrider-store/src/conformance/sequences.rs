@@ -21,9 +21,9 @@ use tokio::sync::mpsc;
 /// Runs as many sequences as `PROPTEST_CASES` says, or as many as take a few seconds.
 pub fn agree_with_the_model<H: Harness>() {
     let usual = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { usual.cases } else { 400 };
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { usual.cases } else { H::SEQUENCES };
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 4_000, ..usual };
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
     let sequence = (any::<bool>(), prop::collection::vec(step(), 1..80));
     let outcome = TestRunner::new(config).run(&sequence, |(fine, steps)| {
         let grain = if fine { Grain::Fine } else { Grain::Usual };
@@ -415,6 +415,7 @@ impl<H: Harness> Play<H> {
         let message = NewMessage {
             app,
             at: self.now,
+            generation: None,
             content,
             payload_expires_at: expires_in.map(|span| self.now.plus(span)),
             owed: chosen(owed),
@@ -456,14 +457,31 @@ impl<H: Harness> Play<H> {
             return;
         }
         let news = self.committed.try_recv().expect("a message is announced");
-        let [Committed::Message { letter, owed }] = &news[..] else { panic!("one message: {news:?}") };
-        assert_eq!(Some(letter.as_ref()), self.model.letter(key).as_ref());
-        assert_eq!(*owed, expected);
-        for endpoint in expected {
-            let id = fixtures::scheduled(endpoint, key);
-            let order = letter.order;
-            self.in_hand.push(InHand { id, handed: true, cycle: 0, progress: Progress::default(), order });
+        let known = self.model.letter(key).expect("it was accepted");
+        let mut announced = Vec::new();
+        for committed in news {
+            match committed {
+                Committed::Message { letter, owed } => {
+                    assert_eq!(*letter, known);
+                    let order = letter.order;
+                    self.in_hand.extend(owed.iter().map(|endpoint| {
+                        let id = fixtures::scheduled(*endpoint, key);
+                        InHand { id, handed: true, cycle: 0, progress: Progress::default(), order }
+                    }));
+                    announced.extend(owed);
+                }
+                // It must come after what another node put there, of which this one may not have heard.
+                Committed::Waiting { endpoint, due } => {
+                    self.model.spill(&[fixtures::scheduled(endpoint, key)], due);
+                    announced.push(endpoint);
+                }
+                other => panic!("{other:?}"),
+            }
         }
+        announced.sort_unstable();
+        let mut expected = expected;
+        expected.sort_unstable();
+        assert_eq!(announced, expected);
     }
 
     fn hear_of_waiting(&mut self, expected: Vec<EndpointKey>, expected_due: Timestamp) {
@@ -485,7 +503,10 @@ impl<H: Harness> Play<H> {
             let health = health.map(|health| self.health(health));
             settlements.push(Settlement { health, ..self.settlement(held, fate) });
         }
-        self.store().settle(Arc::new(settlements.clone())).await.expect("settlements are written");
+        self.store()
+            .settle(self.store().tenure(), Arc::new(settlements.clone()))
+            .await
+            .expect("settlements are written");
         for settlement in &settlements {
             self.model.settle(settlement);
         }
@@ -558,7 +579,7 @@ impl<H: Harness> Play<H> {
         let handed = self.in_hand.iter().filter(|held| held.handed).take(usize::from(share % 8));
         let (spilled, orders): (Vec<_>, Vec<_>) = handed.map(|held| (held.id, held.order)).unzip();
         let with_orders = spilled.iter().copied().zip(orders).collect();
-        self.store().spill(with_orders, self.now).await.unwrap();
+        self.store().spill(self.store().tenure(), with_orders, self.now).await.unwrap();
         self.model.spill(&spilled, self.now);
         self.in_hand.retain(|held| !spilled.contains(&held.id));
     }
@@ -654,8 +675,9 @@ impl<H: Harness> Play<H> {
 
     async fn put_application(&mut self, which: Which, uid: Option<u8>, key: Option<Key>) {
         let (known, expect) = choose(&self.apps, which, |application| application.version);
+        let minted = self.store().mint(self.now).await.unwrap();
         let application = Application {
-            key: known.map_or_else(|| AppKey::new(self.store().mint(self.now)), |known| known.key),
+            key: known.map_or_else(|| AppKey::new(minted), |known| known.key),
             uid: uid.map(|uid| format!("app {uid}")),
             name: format!("put at {:?}", self.now),
             updated_at: self.now,
@@ -681,15 +703,12 @@ impl<H: Harness> Play<H> {
     async fn put_endpoint(&mut self, app: u8, which: Which, uid: Option<u8>, key: Option<Key>) {
         let (known, expect) = choose(&self.endpoints, which, |endpoint| endpoint.version);
         let Some(app) = known.map(|known| known.app).or(pick(&self.apps, app).map(|app| app.key)) else { return };
+        let minted = self.store().mint(self.now).await.unwrap();
         let endpoint = Endpoint {
             uid: uid.map(|uid| format!("endpoint {uid}")),
             description: format!("put at {:?}", self.now),
             updated_at: self.now,
-            ..fixtures::endpoint(
-                known.map_or_else(|| EndpointKey::new(self.store().mint(self.now)), |known| known.key),
-                app,
-                None,
-            )
+            ..fixtures::endpoint(known.map_or_else(|| EndpointKey::new(minted), |known| known.key), app, None)
         };
         let remember = remembered(key);
         let answer = self.store().put_endpoint(endpoint.clone(), expect, remember.clone()).await;
@@ -815,7 +834,7 @@ impl<H: Harness> Play<H> {
         let found = pick(&self.endpoints, endpoint).map(|endpoint| (endpoint.app, endpoint.key));
         let Some((app, endpoint)) = found else { return };
         let task = Task {
-            key: TaskKey(self.store().mint(self.now)),
+            key: TaskKey(self.store().mint(self.now).await.unwrap()),
             app,
             kind: TaskKind::Recover {
                 endpoint: endpoint.raw(),
@@ -934,7 +953,7 @@ impl<H: Harness> Play<H> {
             let handed = self.in_hand.iter().filter(|held| held.handed && held.id.endpoint == key).count();
             assert!(on_its_way <= handed, "{on_its_way} on their way, {handed} in hand");
         }
-        let mut lanes = store.lanes().await.unwrap();
+        let mut lanes = store.lanes(Shards::ALL).await.unwrap();
         lanes.sort_by_key(|lane| lane.endpoint);
         assert_eq!(lanes, self.model.lanes());
         assert_eq!(store.counts().await.unwrap(), self.model.counts());
@@ -944,7 +963,7 @@ impl<H: Harness> Play<H> {
             let (found, expected) = (store.task(*task).await.unwrap(), self.model.task(*task));
             assert_eq!(found.map(|task| task.status), expected.map(|task| task.status));
         }
-        assert_eq!(store.healths().await.unwrap(), self.model.healths());
+        assert_eq!(store.healths(Shards::ALL).await.unwrap(), self.model.healths());
     }
 
     fn live_app(&self, number: u8) -> Option<AppKey> {

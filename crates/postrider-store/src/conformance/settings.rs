@@ -10,7 +10,7 @@ use postrider_engine::{
 pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
     let store = stage.store();
-    let mut application = application(AppKey::new(store.mint(START)), Some("acme"));
+    let mut application = application(AppKey::new(store.mint(START).await.unwrap()), Some("acme"));
     store.put_application(application.clone(), Expect::Absent, None).await.unwrap();
     assert_eq!(store.application(By::Key(application.key)).await.unwrap().as_ref(), Some(&application));
     assert_eq!(store.application(By::Uid("acme".to_owned())).await.unwrap().as_ref(), Some(&application));
@@ -34,7 +34,7 @@ pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
 pub async fn an_endpoint_comes_back_as_it_was_put<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
     let store = stage.store();
-    let plain = endpoint(EndpointKey::new(store.mint(START)), stage.app, None);
+    let plain = endpoint(EndpointKey::new(store.mint(START).await.unwrap()), stage.app, None);
     store.put_endpoint(plain.clone(), Expect::Absent, None).await.unwrap();
     assert_eq!(store.endpoint(stage.app, By::Key(plain.key)).await.unwrap().as_ref(), Some(&plain));
 
@@ -123,7 +123,7 @@ pub async fn a_uid_is_taken_once<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
     let store = stage.store();
     let (first, second) = (add_application(store, Some("a")).await, add_application(store, Some("b")).await);
-    let new = application(AppKey::new(store.mint(START)), Some("a"));
+    let new = application(AppKey::new(store.mint(START).await.unwrap()), Some("a"));
     let taken = store.put_application(new.clone(), Expect::Absent, None).await;
     assert!(matches!(taken, Err(PutError::Taken)), "{taken:?}");
     assert_eq!(store.application(By::Key(new.key)).await.unwrap(), None);
@@ -135,7 +135,7 @@ pub async fn a_uid_is_taken_once<H: Harness>() {
     add_application(store, None).await;
 
     add_endpoint(store, stage.app, Some("x")).await;
-    let (new, other) = (endpoint(EndpointKey::new(store.mint(START)), stage.app, Some("x")), stage.app);
+    let (new, other) = (endpoint(EndpointKey::new(store.mint(START).await.unwrap()), stage.app, Some("x")), stage.app);
     let taken = store.put_endpoint(new, Expect::Absent, None).await;
     assert!(matches!(taken, Err(PutError::Taken)), "{taken:?}");
     let other = add_endpoint(store, other, Some("y")).await;
@@ -205,7 +205,7 @@ pub async fn an_endpoint_belongs_to_its_application<H: Harness>() {
     let moved = Endpoint { app: other, ..store.endpoint_of_lane(key).await.unwrap().expect("it is there") };
     let answer = store.put_endpoint(moved, Expect::Version(1), None).await;
     assert!(matches!(answer, Err(PutError::Changed)), "{answer:?}");
-    let orphan = endpoint(EndpointKey::new(store.mint(START)), AppKey::new(1), None);
+    let orphan = endpoint(EndpointKey::new(store.mint(START).await.unwrap()), AppKey::new(1), None);
     let answer = store.put_endpoint(orphan, Expect::Absent, None).await;
     assert!(matches!(answer, Err(PutError::Changed)), "its application is gone: {answer:?}");
 }
@@ -213,7 +213,7 @@ pub async fn an_endpoint_belongs_to_its_application<H: Harness>() {
 pub async fn a_repeated_put_gets_the_first_answer<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
     let put = async |stage: &Stage<H>, idempotency, body| {
-        let new = application(AppKey::new(stage.store().mint(START)), None);
+        let new = application(AppKey::new(stage.store().mint(START).await.unwrap()), None);
         stage.store().put_application(new, Expect::Absent, Some(remember(idempotency, 201, body))).await
     };
     put(&stage, chosen(1, 1), b"first").await.expect("a new application is put");
@@ -248,7 +248,7 @@ pub async fn a_refused_put_is_not_remembered<H: Harness>() {
     let stage = Stage::<H>::set(0).await;
     let store = stage.store();
     let owner = add_application(store, Some("a")).await;
-    let new = application(AppKey::new(store.mint(START)), Some("a"));
+    let new = application(AppKey::new(store.mint(START).await.unwrap()), Some("a"));
     let kept = || Some(remember(chosen(1, 1), 201, b"made"));
     for _ in 0..2 {
         let refused = store.put_application(new.clone(), Expect::Absent, kept()).await;
@@ -386,7 +386,7 @@ pub async fn what_waits_for_a_deleted_endpoint_becomes_dead_letters<H: Harness>(
     let messages = stage.accept_many(1_100, START).await;
     let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
     let other = scheduled(stage.endpoints[1], messages[0]);
-    stage.store().spill(unordered([&ids[..], &[other]].concat()), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered([&ids[..], &[other]].concat()), at(1)).await.unwrap();
     assert!(!stage.store().bury(at(2)).await.unwrap(), "nothing is deleted yet");
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     assert_eq!(stage.store().endpoint_of_lane(stage.endpoints[0]).await.unwrap(), None);
@@ -426,7 +426,7 @@ pub async fn burying_spares_what_arrived_and_was_replayed<H: Harness>() {
     stage.settle(delivered(id, at(1))).await;
     let filter = ReplayFilter { since: 0, until: at(DAY).as_millis(), ..ReplayFilter::default() };
     let task = Task {
-        key: TaskKey(stage.store().mint(at(2))),
+        key: TaskKey(stage.store().mint(at(2)).await.unwrap()),
         app: stage.app,
         kind: TaskKind::BulkReplay { endpoint: id.endpoint.raw(), filter },
         total: None,
@@ -449,7 +449,7 @@ pub async fn burying_spares_what_arrived_and_was_replayed<H: Harness>() {
 pub async fn what_arrives_while_it_is_buried_counts_as_delivered<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let ids = stage.accept_many(2, START).await.into_iter().map(|message| stage.first(message)).collect::<Vec<_>>();
-    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(ids.clone()), at(1)).await.unwrap();
     stage.store().delete_endpoint(stage.app, stage.endpoints[0], at(2)).await.unwrap();
     bury_all(stage.store(), at(3)).await;
     stage.settle(stored(delivered(ids[0], at(4)))).await;
@@ -467,7 +467,7 @@ pub async fn deleting_an_application_deletes_its_endpoints<H: Harness>() {
     let kept = add_endpoint(stage.store(), other.key, None).await;
     let message = stage.accept(START).await;
     let id = stage.first(message);
-    stage.store().spill(unordered(vec![id]), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![id]), at(1)).await.unwrap();
     assert!(stage.store().delete_application(stage.app, at(2)).await.unwrap());
     assert_eq!(stage.store().application(By::Key(stage.app)).await.unwrap(), None);
     assert_eq!(stage.store().endpoints(stage.app, whole()).await.unwrap(), []);

@@ -8,9 +8,9 @@ use postrider_engine::{
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
-fn task<H: Harness>(stage: &Stage<H>, kind: TaskKind) -> Task {
+async fn task<H: Harness>(stage: &Stage<H>, kind: TaskKind) -> Task {
     Task {
-        key: TaskKey(stage.store().mint(START)),
+        key: TaskKey(stage.store().mint(START).await.unwrap()),
         app: stage.app,
         kind,
         total: None,
@@ -22,9 +22,9 @@ fn task<H: Harness>(stage: &Stage<H>, kind: TaskKind) -> Task {
     }
 }
 
-fn recovery<H: Harness>(stage: &Stage<H>, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Task {
+async fn recovery<H: Harness>(stage: &Stage<H>, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Task {
     let (since, until) = (since.as_millis(), until.as_millis());
-    task(stage, TaskKind::Recover { endpoint: endpoint.raw(), since, until })
+    task(stage, TaskKind::Recover { endpoint: endpoint.raw(), since, until }).await
 }
 
 async fn run<H: Harness>(stage: &Stage<H>, task: &Task, now: Timestamp) -> Task {
@@ -71,7 +71,7 @@ pub async fn a_recovery_takes_dead_letters_of_its_endpoint_and_time_only<H: Harn
     settle(stage.store(), dead.iter().chain([&other]).map(|id| refused(*id, at(HOUR))).collect()).await;
     stage.settle(delivered(arrived, at(HOUR))).await;
 
-    let task = run(&stage, &recovery(&stage, stage.endpoints[0], at(20), at(40)), at(DAY)).await;
+    let task = run(&stage, &recovery(&stage, stage.endpoints[0], at(20), at(40)).await, at(DAY)).await;
     assert_eq!((task.total, task.done, task.changed, task.updated_at), (Some(2), 2, 2, at(DAY)));
     assert_eq!(all_waiting(stage.store()).await, [dead[1], dead[2]], "from the first time up to, not with, the second");
     assert!(matches!(stage.state(dead[0]).await, DeliveryState::Dead { .. }));
@@ -85,7 +85,7 @@ pub async fn a_recovery_takes_dead_letters_of_its_endpoint_and_time_only<H: Harn
 pub async fn a_recovery_goes_on_after_a_restart<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let dead = dead_letters(&stage, 450, START).await;
-    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    let task = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     assert_eq!(stage.store().task(task.key).await.unwrap(), Some(task.clone()));
     let begun = step(&stage, &task, at(DAY)).await;
@@ -116,7 +116,7 @@ pub async fn a_recovery_goes_on_after_a_restart<H: Harness>() {
 pub async fn a_replay_waits_while_many_are_due<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     dead_letters(&stage, 700, START).await;
-    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    let task = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let mut last = step(&stage, &task, at(DAY)).await;
     for _ in 0..10 {
@@ -140,8 +140,8 @@ pub async fn a_replay_that_cannot_begin_has_not_moved<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     dead_letters(&stage, 10, START).await;
     let waiting: Vec<_> = stage.accept_many(300, at(2)).await.into_iter().map(|message| stage.first(message)).collect();
-    stage.store().spill(unordered(waiting), at(3)).await.unwrap();
-    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    stage.store().spill(stage.store().tenure(), unordered(waiting), at(3)).await.unwrap();
+    let task = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let expected = Task { total: Some(10), ..task.clone() };
     for hour in 1..4 {
@@ -157,7 +157,7 @@ pub async fn a_recovered_delivery_starts_a_new_cycle<H: Harness>() {
     let id = dead_letters(&stage, 1, START).await[0];
     for cycle in 1..4 {
         heard(&mut committed);
-        run(&stage, &recovery(&stage, id.endpoint, START, at(DAY)), at(cycle * DAY)).await;
+        run(&stage, &recovery(&stage, id.endpoint, START, at(DAY)).await, at(cycle * DAY)).await;
         let news = heard(&mut committed);
         let expected = (id.endpoint, at(cycle * DAY));
         assert!(
@@ -177,9 +177,9 @@ pub async fn a_recovered_delivery_starts_a_new_cycle<H: Harness>() {
 pub async fn a_second_recovery_finds_nothing_to_do<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let dead = dead_letters(&stage, 3, START).await;
-    assert_eq!(run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)), at(DAY)).await.changed, 3);
+    assert_eq!(run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)).await, at(DAY)).await.changed, 3);
     stage.settle(stored(delivered(dead[0], at(DAY)))).await;
-    assert_eq!(run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)), at(2 * DAY)).await.changed, 0);
+    assert_eq!(run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)).await, at(2 * DAY)).await.changed, 0);
     let loaded = load_in(stage.store(), stage.endpoints[0], Ordering::None, at(3 * DAY)).await;
     let found: Vec<_> = loaded.deliveries.iter().map(|waiting| (waiting.id, waiting.cycle, waiting.due)).collect();
     assert_eq!(found, [(dead[1], 1, at(DAY)), (dead[2], 1, at(DAY))], "one cycle, as the first left it");
@@ -188,9 +188,9 @@ pub async fn a_second_recovery_finds_nothing_to_do<H: Harness>() {
 pub async fn a_recovery_asked_for_twice_is_one<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let kept = || Some(remember(chosen(1, 1), 202, b"started"));
-    let first = recovery(&stage, stage.endpoints[0], START, at(1));
+    let first = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     stage.store().start_task(first.clone(), kept()).await.unwrap();
-    let second = recovery(&stage, stage.endpoints[0], START, at(1));
+    let second = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     let repeated = stage.store().start_task(second.clone(), kept()).await;
     assert!(matches!(repeated, Err(PutError::Repeated(_))), "{repeated:?}");
     assert_eq!(stage.store().task(second.key).await.unwrap(), None);
@@ -210,7 +210,7 @@ pub async fn an_unknown_task_is_none<H: Harness>() {
 pub async fn a_task_that_is_called_off_stops_where_it_is<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     dead_letters(&stage, 300, START).await;
-    let task = recovery(&stage, stage.endpoints[0], START, at(1));
+    let task = recovery(&stage, stage.endpoints[0], START, at(1)).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let begun = step(&stage, &task, at(DAY)).await;
     let called_off = stage.store().cancel_task(task.key, at(DAY + 1)).await.unwrap().expect("it exists");
@@ -224,7 +224,7 @@ pub async fn a_task_that_is_called_off_stops_where_it_is<H: Harness>() {
     let found = Stats { success: begun.changed, fail: left, ..Stats::default() };
     assert_eq!(stats(stage.store(), stage.endpoints[0]).await, found, "what is done stays done");
 
-    let finished = run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)), at(2 * DAY)).await;
+    let finished = run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)).await, at(2 * DAY)).await;
     assert_eq!(finished.changed, left, "and another one takes the rest");
     let again = stage.store().cancel_task(finished.key, at(3 * DAY)).await.unwrap();
     assert_eq!(again, Some(finished), "what is finished is not called off");
@@ -252,7 +252,7 @@ pub async fn tasks_are_listed_filtered_and_paged<H: Harness>() {
     let mut all = Vec::new();
     for (index, kind) in kinds.into_iter().enumerate() {
         let app = if index == 6 { other } else { stage.app };
-        let one = Task { app, ..task(&stage, kind) };
+        let one = Task { app, ..task(&stage, kind).await };
         stage.store().start_task(one.clone(), None).await.unwrap();
         all.push(one);
     }
@@ -288,14 +288,14 @@ pub async fn a_replay_of_dead_letters_takes_what_matches<H: Harness>() {
     settle(stage.store(), all.iter().map(|id| refused(*id, at(HOUR))).collect()).await;
 
     let filter = DeadFilter { event_types: vec!["a.b".to_owned()], ..DeadFilter::default() };
-    let done = run(&stage, &task(&stage, TaskKind::ReplayDead { filter }), at(DAY)).await;
+    let done = run(&stage, &task(&stage, TaskKind::ReplayDead { filter }).await, at(DAY)).await;
     assert_eq!((done.total, done.done, done.changed), (Some(6), 6, 4), "both letters of a message");
     let mut expected = [both(messages[0]), both(messages[1])].concat();
     expected.sort_unstable();
     assert_eq!(all_waiting(stage.store()).await, expected);
 
     let filter = DeadFilter { endpoint: Some(stage.endpoints[1].raw()), ..DeadFilter::default() };
-    let done = run(&stage, &task(&stage, TaskKind::ReplayDead { filter }), at(2 * DAY)).await;
+    let done = run(&stage, &task(&stage, TaskKind::ReplayDead { filter }).await, at(2 * DAY)).await;
     assert_eq!((done.total, done.done, done.changed), (Some(1), 1, 1), "what is replayed is no dead letter");
     assert!(matches!(stage.state(scheduled(stage.endpoints[0], messages[2])).await, DeliveryState::Dead { .. }));
 }
@@ -309,7 +309,7 @@ pub async fn a_great_replay_of_dead_letters_takes_each_once<H: Harness>() {
     let all: Vec<_> =
         messages.iter().flat_map(|message| stage.endpoints.iter().map(|lane| scheduled(*lane, *message))).collect();
     settle(stage.store(), all.iter().map(|id| refused(*id, at(HOUR))).collect()).await;
-    let task = task(&stage, TaskKind::ReplayDead { filter: DeadFilter::default() });
+    let task = task(&stage, TaskKind::ReplayDead { filter: DeadFilter::default() }).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let mut steps = 0;
     while step(&stage, &task, at(DAY)).await.status == TaskStatus::Running {
@@ -327,7 +327,7 @@ pub async fn what_cannot_be_sent_is_not_replayed<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let dead = dead_letters(&stage, 2, START).await;
     stage.store().expunge_message(stage.app, dead[0].message).await.unwrap();
-    let done = run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)), at(DAY)).await;
+    let done = run(&stage, &recovery(&stage, stage.endpoints[0], START, at(1)).await, at(DAY)).await;
     assert_eq!((done.done, done.changed), (2, 1));
     assert_eq!(all_waiting(stage.store()).await, [dead[1]]);
     assert!(matches!(stage.state(dead[0]).await, DeliveryState::Dead { reason: DeathReason::Permanent, .. }));
@@ -374,7 +374,7 @@ pub async fn a_bulk_replay_takes_what_matches_and_does_not_wait<H: Harness>() {
         ("all", ever, vec![arrived, refused_once, cancelled, later, coloured]),
     ] {
         let endpoint = stage.endpoints[0].raw();
-        let done = run(&stage, &task(&stage, TaskKind::BulkReplay { endpoint, filter }), at(DAY)).await;
+        let done = run(&stage, &task(&stage, TaskKind::BulkReplay { endpoint, filter }).await, at(DAY)).await;
         let loaded = load_in(stage.store(), stage.endpoints[0], Ordering::None, at(DAY)).await;
         assert_eq!(ids_sorted(&loaded), expected, "{name}");
         assert_eq!(done.changed, expected.len() as u64, "{name}");
@@ -412,7 +412,7 @@ pub async fn a_bulk_replay_begins_the_cycle_after_the_last_one<H: Harness>() {
     stage.settle(delivered(id, at(1))).await;
     for cycle in 1..4 {
         let filter = ReplayFilter { since: START.as_millis(), until: at(1).as_millis(), ..ReplayFilter::default() };
-        run(&stage, &task(&stage, TaskKind::BulkReplay { endpoint: id.endpoint.raw(), filter }), at(cycle)).await;
+        run(&stage, &task(&stage, TaskKind::BulkReplay { endpoint: id.endpoint.raw(), filter }).await, at(cycle)).await;
         let loaded = load_in(stage.store(), id.endpoint, Ordering::Keyed, at(cycle)).await;
         let [waiting] = &loaded.deliveries[..] else { panic!("one waits: {loaded:?}") };
         assert_eq!((i64::from(waiting.cycle), waiting.queued_at), (cycle, at(cycle)));
@@ -452,7 +452,7 @@ pub async fn a_replay_of_what_was_missed_takes_what_is_not_owed<H: Harness>() {
         event_types: Some(vec!["a.b".to_owned(), "invoice.paid".to_owned()]),
         channels: Some(vec!["blue".to_owned(), "red".to_owned()]),
     };
-    let done = run(&stage, &task(&stage, kind.clone()), at(DAY)).await;
+    let done = run(&stage, &task(&stage, kind.clone()).await, at(DAY)).await;
     assert_eq!((done.total, done.done, done.changed), (Some(6), 6, 2));
     let loaded = load_in(stage.store(), new, Ordering::None, at(DAY)).await;
     let found: Vec<_> =
@@ -464,7 +464,7 @@ pub async fn a_replay_of_what_was_missed_takes_what_is_not_owed<H: Harness>() {
     assert_eq!(stage.store().deliveries(early).await.unwrap().len(), 1);
 
     let stage = stage.crash(at(DAY)).await;
-    assert_eq!(run(&stage, &task(&stage, kind), at(2 * DAY)).await.changed, 0, "it is owed now");
+    assert_eq!(run(&stage, &task(&stage, kind).await, at(2 * DAY)).await.changed, 0, "it is owed now");
     assert_eq!(stats(stage.store(), new).await, Stats { success: 1, pending: 2, ..Stats::default() });
 }
 
@@ -474,13 +474,13 @@ pub async fn a_cancel_ends_what_waits_and_what_is_on_its_way<H: Harness>() {
     let ids: Vec<_> = stage.accept_many(450, START).await.into_iter().map(|message| stage.first(message)).collect();
     let (handed, rows) = ids.split_at(220);
     let (spilled, arrived) = rows.split_at(220);
-    stage.store().spill(unordered(spilled.to_vec()), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(spilled.to_vec()), at(1)).await.unwrap();
     settle(stage.store(), arrived.iter().map(|id| delivered(*id, at(1))).collect()).await;
     stage.store().resend(arrived[0].message, lane, at(2), None).await.unwrap();
     let late = stage.first(stage.accept(at(HOUR)).await);
 
     let mut committed = stage.store().committed();
-    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() });
+    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() }).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     heard(&mut committed);
     let begun = step(&stage, &task, at(DAY)).await;
@@ -514,9 +514,9 @@ pub async fn a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile<H: Harness
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();
     let ids: Vec<_> = stage.accept_many(450, START).await.into_iter().map(|message| stage.first(message)).collect();
-    stage.store().spill(unordered(ids.clone()), at(1)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(ids.clone()), at(1)).await.unwrap();
     let lane = stage.endpoints[0];
-    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() });
+    let task = task(&stage, TaskKind::Cancel { endpoint: lane.raw(), before: at(HOUR).as_millis() }).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     step(&stage, &task, at(DAY)).await;
     let key = DeadKey { message: ids[0].message, endpoint: lane };
@@ -534,10 +534,10 @@ pub async fn a_cancel_reminds_the_lane_of_what_was_replayed_meanwhile<H: Harness
 pub async fn a_cancel_spares_what_comes_after_it_was_asked_for<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let old = stage.first(stage.accept(START).await);
-    let task = task(&stage, TaskKind::Cancel { endpoint: old.endpoint.raw(), before: at(DAY).as_millis() });
+    let task = task(&stage, TaskKind::Cancel { endpoint: old.endpoint.raw(), before: at(DAY).as_millis() }).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let new = stage.first(stage.accept(at(HOUR)).await);
-    stage.store().spill(unordered(vec![old, new]), at(HOUR)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![old, new]), at(HOUR)).await.unwrap();
     assert_eq!(finish_task(stage.store(), task.key, at(HOUR)).await.changed, 1);
     assert_eq!(all_waiting(stage.store()).await, [new]);
 }
@@ -545,7 +545,7 @@ pub async fn a_cancel_spares_what_comes_after_it_was_asked_for<H: Harness>() {
 pub async fn a_called_off_cancel_wakes_the_lane<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let mut committed = stage.store().committed();
-    let task = task(&stage, TaskKind::Cancel { endpoint: stage.endpoints[0].raw(), before: at(1).as_millis() });
+    let task = task(&stage, TaskKind::Cancel { endpoint: stage.endpoints[0].raw(), before: at(1).as_millis() }).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     heard(&mut committed);
     stage.store().cancel_task(task.key, at(5)).await.unwrap();
@@ -573,7 +573,7 @@ pub async fn resuming_keeps_what_was_chosen<H: Harness>() {
             let key = content.ordering_key.as_deref().map(OrderKey::of);
             let id = stage.first(accept(stage.store(), NewMessage { content, ..stage.message(at(millis)) }).await);
             if millis < 4 {
-                stage.store().spill(vec![(id, key)], at(10)).await.unwrap();
+                stage.store().spill(stage.store().tenure(), vec![(id, key)], at(10)).await.unwrap();
             }
             backlog.push(id);
         }
@@ -582,10 +582,10 @@ pub async fn resuming_keeps_what_was_chosen<H: Harness>() {
         assert_eq!(counted, expected, "as shown before");
 
         let mut committed = stage.store().committed();
-        let one = task(&stage, TaskKind::Resume { endpoint: lane.raw(), keep });
+        let one = task(&stage, TaskKind::Resume { endpoint: lane.raw(), keep }).await;
         stage.store().start_task(one.clone(), None).await.unwrap();
         let later = stage.first(stage.accept(at(20)).await);
-        stage.store().spill(unordered(vec![later]), at(20)).await.unwrap();
+        stage.store().spill(stage.store().tenure(), unordered(vec![later]), at(20)).await.unwrap();
         heard(&mut committed);
         let done = finish_task(stage.store(), one.key, at(DAY)).await;
         assert_eq!(done.changed, 6 - kept.len() as u64, "{keep:?}");
@@ -613,11 +613,11 @@ pub async fn resuming_forgets_how_the_endpoint_fared<H: Harness>() {
     stage
         .settle(Settlement { health: Some(health), disable: Some(DisableReason::Failing), ..refused(id, at(1)) })
         .await;
-    let one = task(&stage, TaskKind::Resume { endpoint: id.endpoint.raw(), keep: Keep::All });
+    let one = task(&stage, TaskKind::Resume { endpoint: id.endpoint.raw(), keep: Keep::All }).await;
     let done = run(&stage, &one, at(DAY)).await;
     assert_eq!((done.total, done.done, done.changed), (Some(0), 0, 0));
     assert_eq!(stage.store().health(id.endpoint).await.unwrap(), Default::default());
-    let again = run(&stage, &task(&stage, one.kind), at(2 * DAY)).await;
+    let again = run(&stage, &task(&stage, one.kind).await, at(2 * DAY)).await;
     assert_eq!(again.status, TaskStatus::Finished);
     let endpoint = stage.store().endpoint_of_lane(id.endpoint).await.unwrap().expect("it exists");
     assert_eq!(endpoint.updated_at, at(DAY), "what is enabled is left alone");
@@ -629,7 +629,7 @@ pub async fn a_purge_removes_all_contents_of_the_application<H: Harness>() {
     let spared = accept(stage.store(), message(other, START)).await;
     let ids: Vec<_> = stage.accept_many(450, START).await.into_iter().map(|message| stage.first(message)).collect();
     settle(stage.store(), ids.iter().map(|id| delivered(*id, at(1))).collect()).await;
-    let task = task(&stage, TaskKind::Purge);
+    let task = task(&stage, TaskKind::Purge).await;
     let later = stage.accept(at(1)).await;
     stage.store().start_task(task.clone(), None).await.unwrap();
     let begun = step(&stage, &task, at(2)).await;
@@ -665,11 +665,11 @@ pub async fn a_task_whose_endpoint_is_deleted_ends<H: Harness>() {
         TaskKind::Cancel { endpoint, before: until },
         TaskKind::Resume { endpoint, keep: Keep::None },
     ] {
-        let done = run(&stage, &task(&stage, kind.clone()), at(DAY)).await;
+        let done = run(&stage, &task(&stage, kind.clone()).await, at(DAY)).await;
         assert_eq!(done.changed, 0, "{kind:?}");
     }
     let all = TaskKind::ReplayDead { filter: DeadFilter::default() };
-    let done = run(&stage, &task(&stage, all), at(DAY)).await;
+    let done = run(&stage, &task(&stage, all).await, at(DAY)).await;
     assert_eq!((done.done, done.changed), (6, 3), "only what still has somewhere to go");
     assert_eq!(load(stage.store(), kept, at(DAY)).await.len(), 3);
     assert_eq!(load(stage.store(), deleted, at(DAY)).await, []);

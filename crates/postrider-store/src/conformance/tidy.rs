@@ -237,7 +237,7 @@ pub async fn a_payload_that_is_needed_outlives_its_time<H: Harness>() {
         stage.settle(delivered(stage.first(message), at(1))).await;
     }
     stage.store().resend(resent, stage.endpoints[0], at(90 * DAY), None).await.unwrap();
-    stage.store().spill(unordered(vec![stage.first(spilled)]), at(90 * DAY)).await.unwrap();
+    stage.store().spill(stage.store().tenure(), unordered(vec![stage.first(spilled)]), at(90 * DAY)).await.unwrap();
     tidy_up(stage.store(), at(10 * DAY), keep).await;
     let gone = async |stage: &Stage<H>| {
         let mut gone = Vec::new();
@@ -419,7 +419,7 @@ pub async fn ended_tasks_are_forgotten<H: Harness>() {
     };
     let mut keys = Vec::new();
     for status in [TaskStatus::Finished, TaskStatus::Running, TaskStatus::Cancelled] {
-        let key = stage.store().mint(START);
+        let key = stage.store().mint(START).await.unwrap();
         stage.store().start_task(task(key, status), None).await.unwrap();
         keys.push(TaskKey(key));
     }

@@ -9,43 +9,12 @@ use super::{
     settle::{Cycle, start_waiting},
     writer::Batch,
 };
-use crate::{AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage};
-use bytes::Bytes;
+use crate::{
+    AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, rows::extra::Extra,
+};
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// The parts of a message that most messages do not have.
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-pub struct Extra {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub event_id: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub channels: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tags: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub content_type: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ordering_key: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deliver_at: Option<i64>,
-    /// Endpoints, and the number that the message has there.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sequences: Vec<(i64, u64)>,
-}
-
-impl Extra {
-    /// Of a message's `extra` column.
-    pub fn read(column: Option<&str>) -> rusqlite::Result<Self> {
-        Ok(column.map(super::from_json).transpose()?.unwrap_or_default())
-    }
-
-    pub fn order(&self) -> Option<OrderKey> {
-        self.ordering_key.as_deref().map(OrderKey::of)
-    }
-}
 
 pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
     if let Some(idempotency) = &message.idempotency
@@ -205,30 +174,4 @@ pub fn pack(owed: &[EndpointKey]) -> Vec<u8> {
 pub fn unpack(packed: &[u8]) -> Vec<EndpointKey> {
     let (keys, _) = packed.as_chunks::<8>();
     keys.iter().map(|key| EndpointKey::new(i64::from_be_bytes(*key))).collect()
-}
-
-/// The order key in a message's `extra` column.
-pub fn order_of(extra: Option<&str>) -> rusqlite::Result<Option<OrderKey>> {
-    Ok(Extra::read(extra)?.order())
-}
-
-/// Puts a message's content together again from its columns.
-pub fn content(
-    event_type: String,
-    extra: Option<String>,
-    payload: Option<Vec<u8>>,
-) -> rusqlite::Result<(Content, bool)> {
-    let extra = Extra::read(extra.as_deref())?;
-    let gone = payload.is_none();
-    let content = Content {
-        event_type,
-        event_id: extra.event_id,
-        channels: extra.channels,
-        tags: extra.tags,
-        content_type: extra.content_type,
-        ordering_key: extra.ordering_key,
-        deliver_at: extra.deliver_at.map(Timestamp::from_millis),
-        payload: payload.map(Bytes::from).unwrap_or_default(),
-    };
-    Ok((content, gone))
 }

@@ -4,13 +4,15 @@
 //! wire is not called back: if it arrives after all, the delivery counts as delivered.
 
 use super::{
-    accept::{order_of, unpack},
-    codes::trigger_code,
+    accept::unpack,
     pieces::{Piece, first_key_at, piece_of, time_of_key},
     settle::{bury, remove_waiting},
     writer::Batch,
 };
-use crate::{Backlog, Cancelled, Committed};
+use crate::{
+    Backlog, Cancelled, Committed,
+    rows::{codes::trigger_code, extra::order_of},
+};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger, policy::DeathReason,
 };
@@ -148,7 +150,7 @@ pub fn order_of_message(connection: &Connection, pieces: &[Piece], message: i64)
     let found = super::optional(
         piece
             .prepare(connection, "SELECT extra FROM message_{n} WHERE key = ?1")?
-            .query_row([message], |row| order_of(row.get_ref(0)?.as_str_or_null()?)),
+            .query_row([message], |row| Ok(order_of(row.get_ref(0)?.as_str_or_null()?)?)),
     )?;
     Ok(found.flatten())
 }

@@ -6,18 +6,23 @@
 //! so on a searcher's connection, which holds up nobody who delivers.
 
 use super::{
-    accept::order_of,
-    codes::{death_code, death_of},
     history,
-    pieces::{Piece, Span, in_list_order, piece_of},
+    pieces::{Piece, piece_of},
     settings::{self, Put},
     settle::requeue,
     tidy,
     writer::Batch,
 };
-use crate::{Committed, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Order, Page, PutError, Remember};
+use crate::{
+    Committed, Cut, DeadFilter, DeadKey, DeadLetter, Order, Page, PutError, Remember,
+    rows::{
+        codes::{death_code, death_of},
+        extra::order_of,
+        paging::{Span, in_list_order},
+    },
+};
 use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger, policy::DeathReason,
+    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, policy::DeathReason,
 };
 use rusqlite::{Connection, Row};
 use std::ops::ControlFlow;
@@ -142,7 +147,7 @@ pub fn order_if_sendable(batch: &Batch<'_>, message: MessageKey) -> rusqlite::Re
     super::optional(
         piece
             .prepare(&batch.transaction, "SELECT extra FROM message_{n} WHERE key = ?1 AND payload IS NOT NULL")?
-            .query_row([message.raw()], |row| order_of(row.get_ref(0)?.as_str_or_null()?)),
+            .query_row([message.raw()], |row| Ok(order_of(row.get_ref(0)?.as_str_or_null()?)?)),
     )
 }
 
@@ -166,12 +171,6 @@ impl Dead {
             cycle: row.get(4)?,
             replayed_at: row.get::<_, Option<i64>>(5)?.map(Timestamp::from_millis),
         })
-    }
-}
-
-impl DeadKey {
-    pub(super) fn delivery(self) -> DeliveryId {
-        DeliveryId { endpoint: self.endpoint, message: self.message, trigger: Trigger::Scheduled }
     }
 }
 
@@ -296,19 +295,6 @@ fn read_letter(
         attempts,
         last_attempt,
     }))
-}
-
-impl From<DeadReason> for DeathReason {
-    fn from(reason: DeadReason) -> Self {
-        match reason {
-            DeadReason::Permanent => Self::Permanent,
-            DeadReason::Exhausted => Self::Exhausted,
-            DeadReason::Expired => Self::Expired,
-            DeadReason::EndpointGone => Self::EndpointGone,
-            DeadReason::Cancelled => Self::Cancelled,
-            DeadReason::Breaker => Self::Breaker,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 //! Such a lane is looked through again and again, and mostly in vain. So a reader looks first, and the writer is asked
 //! only from where there is something to end.
 
-use super::{cancel::end_waiting, codes::trigger_code, pieces::time_of_key, writer::Batch};
+use super::{cancel::end_waiting, pieces::time_of_key, writer::Batch};
+use crate::rows::codes::trigger_code;
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
 use rusqlite::Connection;
 

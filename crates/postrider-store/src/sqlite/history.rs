@@ -1,13 +1,17 @@
 //! Looking back: messages, attempts, and how deliveries fare.
 
 use super::{
-    accept::{content, unpack},
-    codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
-    pieces::{Piece, Span, first_key_at, in_list_order, piece_of, time_of_key},
+    accept::unpack,
+    pieces::{Piece, first_key_at, piece_of, time_of_key},
 };
 use crate::{
     Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, DeliveryState, Message, MessageFilter, Order, Page,
     StateKind, Stats,
+    rows::{
+        codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
+        extra::content,
+        paging::{Span, in_list_order},
+    },
 };
 use bytes::Bytes;
 use postrider_engine::{

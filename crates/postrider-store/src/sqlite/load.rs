@@ -1,11 +1,13 @@
 //! Bringing what waits in a lane back into memory, as much as there is room for.
 
-use super::{
-    accept::Extra,
-    codes::{Place, trigger_code, trigger_of},
-    pieces::{Piece, piece_of, time_of_key},
+use super::pieces::{Piece, piece_of, time_of_key};
+use crate::{
+    LaneFound, Letter, Loaded, Waiting,
+    rows::{
+        codes::{Place, trigger_code, trigger_of},
+        extra::Extra,
+    },
 };
-use crate::{LaneFound, Letter, Loaded, Waiting};
 use bytes::Bytes;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,

@@ -5,15 +5,17 @@
 //! lies, and `recover` finds, at start, what a crash left without a row.
 
 mod accept;
+mod backup;
 mod cancel;
-mod codes;
 mod dead;
+mod doctor;
 mod expire;
 mod filter;
 mod health;
 mod history;
 mod load;
 mod lock;
+pub(crate) mod moving;
 mod pieces;
 mod readers;
 mod recover;
@@ -28,31 +30,32 @@ mod tests;
 mod tidy;
 mod writer;
 
-use crate::{records::*, store::*};
+pub use backup::{Backup, BackupError, Contents, verify};
+pub use doctor::{examine, note};
+
+use crate::{
+    queued::Queued,
+    records::*,
+    rows::{Unreadable, minter::Minter},
+    shards::{Shards, Tenure},
+    store::*,
+};
 use async_trait::async_trait;
 use lock::FolderLock;
-use pieces::{Minter, Piece};
+use pieces::Piece;
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
 };
 use readers::Readers;
 use rusqlite::{Connection, OpenFlags};
-use serde::{Serialize, de::DeserializeOwned};
 use std::{
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tokio::sync::mpsc;
 use writer::{Shared, Writer};
-
-/// Payload bytes that may be queued for the writer at once. Past it, whoever comes is asked to come again.
-const QUEUED_BYTES_MAX: usize = 64 * 1024 * 1024;
-const QUEUED_MESSAGES_MAX: usize = 20_000;
 
 /// For what is found by its key, which the lanes and the ingest wait for.
 const READERS: usize = 2;
@@ -75,6 +78,14 @@ pub enum OpenError {
     Folder { folder: PathBuf, source: std::io::Error },
     #[error("the data folder {} is in use by {holder}; only one Postrider may run on it", folder.display())]
     Locked { folder: PathBuf, holder: String },
+    #[error("the data folder {} has no database yet; it is made when the server first starts there", folder.display())]
+    Empty { folder: PathBuf },
+    #[error(
+        "the database in {} was moved to PostgreSQL, so that no server may run on it any more; \
+         name that database with database_url",
+        folder.display()
+    )]
+    Moved { folder: PathBuf },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
     #[error("the database cannot be opened")]
@@ -107,6 +118,9 @@ impl Default for SqliteOptions {
 }
 
 impl SqliteStore {
+    /// The database in its folder.
+    pub const FILE: &str = "postrider.db";
+
     /// Opens the store in `folder`, which is made if it is missing, and brings what a crash left behind in order.
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, OpenError> {
         Self::open_with(folder, now, SqliteOptions::default())
@@ -115,14 +129,11 @@ impl SqliteStore {
     pub fn open_with(folder: &Path, now: Timestamp, options: SqliteOptions) -> Result<Self, OpenError> {
         std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { folder: folder.to_owned(), source })?;
         let lock = FolderLock::take(folder)?;
-        let file = folder.join("postrider.db");
-        let mut connection = connect(&file, OpenFlags::default(), WRITER_CACHE_KIB)?;
-        let found = schema::version(&connection)?;
-        if found > schema::VERSION {
-            return Err(OpenError::TooNew { found, known: schema::VERSION });
+        let file = folder.join(SqliteStore::FILE);
+        let (mut connection, _) = connect_up_to_date(&file)?;
+        if writer::noted(&connection, moving::MOVED)?.is_some() {
+            return Err(OpenError::Moved { folder: folder.to_owned() });
         }
-        schema::migrate(&mut connection)?;
-
         let pieces = read_pieces(&mut connection)?;
         let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
         let recovered = recover::recover(&mut connection, &pieces, now)?;
@@ -136,6 +147,7 @@ impl SqliteStore {
             (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
         };
         let (announce, committed) = mpsc::unbounded_channel();
+        let _ = announce.send(vec![Committed::Offered { tenure: Tenure::default(), shards: Shards::ALL }]);
         Ok(Self {
             readers: Readers::start(connections(READERS)?, &shared)?,
             searchers: Readers::start(connections(SEARCHERS)?, &shared)?,
@@ -146,6 +158,26 @@ impl SqliteStore {
             _lock: lock,
         })
     }
+}
+
+/// Brings the tables of a folder up to date in which no server runs.
+pub fn migrate(folder: &Path) -> Result<Migrated, OpenError> {
+    let file = folder.join(SqliteStore::FILE);
+    if !file.exists() {
+        return Err(OpenError::Empty { folder: folder.to_owned() });
+    }
+    let _lock = FolderLock::take(folder)?;
+    connect_up_to_date(&file).map(|(_, migrated)| migrated)
+}
+
+fn connect_up_to_date(file: &Path) -> Result<(Connection, Migrated), OpenError> {
+    let mut connection = connect(file, OpenFlags::default(), WRITER_CACHE_KIB)?;
+    let found = schema::version(&connection)?;
+    if found > schema::VERSION {
+        return Err(OpenError::TooNew { found, known: schema::VERSION });
+    }
+    schema::migrate(&mut connection)?;
+    Ok((connection, Migrated { from: found, to: schema::VERSION }))
 }
 
 const WRITER_CACHE_KIB: i64 = 16 * 1024;
@@ -202,38 +234,6 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
     Ok(greatest.max(settings))
 }
 
-/// Counts what is on its way to the writer, so that a queue cannot grow without limit.
-#[derive(Default)]
-struct Queued {
-    messages: AtomicUsize,
-    bytes: AtomicUsize,
-}
-
-impl Queued {
-    fn enter(&self, bytes: usize) -> Result<QueuedGuard<'_>, StoreError> {
-        let messages = self.messages.fetch_add(1, Relaxed);
-        let before = self.bytes.fetch_add(bytes, Relaxed);
-        let guard = QueuedGuard { queued: self, bytes };
-        if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
-            Err(StoreError::Busy)
-        } else {
-            Ok(guard)
-        }
-    }
-}
-
-struct QueuedGuard<'q> {
-    queued: &'q Queued,
-    bytes: usize,
-}
-
-impl Drop for QueuedGuard<'_> {
-    fn drop(&mut self) {
-        self.queued.messages.fetch_sub(1, Relaxed);
-        self.queued.bytes.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
 #[async_trait]
 impl Store for SqliteStore {
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
@@ -246,7 +246,42 @@ impl Store for SqliteStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn spill(&self, deliveries: Vec<(DeliveryId, Option<OrderKey>)>, due: Timestamp) -> Result<(), StoreError> {
+    // One process owns the folder, and so everything in it.
+
+    async fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn disown(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn retire(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn tenure(&self) -> Tenure {
+        Tenure::default()
+    }
+
+    fn may_send(&self) -> bool {
+        true
+    }
+
+    fn leads(&self) -> bool {
+        true
+    }
+
+    async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(None)
+    }
+
+    async fn spill(
+        &self,
+        _: Tenure,
+        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
+        due: Timestamp,
+    ) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
     }
 
@@ -260,15 +295,15 @@ impl Store for SqliteStore {
         self.readers.run(move |connection, pieces| load::load(connection, pieces, endpoint, ordering, now, limit)).await
     }
 
-    async fn settle(&self, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
+    async fn settle(&self, _: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
         self.writer.run(move |batch| settle::settle(batch, &settlements)).await
     }
 
-    async fn lanes(&self) -> Result<Vec<LaneFound>, StoreError> {
+    async fn lanes(&self, _: Shards) -> Result<Vec<LaneFound>, StoreError> {
         self.readers.run(|connection, _| load::lanes(connection)).await
     }
 
-    async fn healths(&self) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
+    async fn healths(&self, _: Shards) -> Result<Vec<(EndpointKey, Health)>, StoreError> {
         self.readers.run(|connection, _| health::all(connection)).await
     }
 
@@ -303,8 +338,8 @@ impl Store for SqliteStore {
             .await?
     }
 
-    fn mint(&self, at: Timestamp) -> i64 {
-        self.shared.minter.mint(at)
+    async fn mint(&self, at: Timestamp) -> Result<i64, StoreError> {
+        Ok(self.shared.minter.mint(at))
     }
 
     async fn put_application(
@@ -324,6 +359,10 @@ impl Store for SqliteStore {
 
     async fn application(&self, by: By<AppKey>) -> Result<Option<Application>, StoreError> {
         self.readers.run(move |connection, _| settings::application(connection, by)).await
+    }
+
+    async fn generation(&self, _: AppKey) -> Result<Option<i64>, StoreError> {
+        Ok(None)
     }
 
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
@@ -626,15 +665,8 @@ fn optional<T>(found: rusqlite::Result<T>) -> rusqlite::Result<Option<T>> {
     }
 }
 
-fn to_json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect("lists and maps of strings become JSON")
-}
-
-fn from_json<T: DeserializeOwned>(text: &str) -> rusqlite::Result<T> {
-    serde_json::from_str(text)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error)))
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+impl From<Unreadable> for rusqlite::Error {
+    fn from(unreadable: Unreadable) -> Self {
+        Self::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(unreadable))
+    }
 }

@@ -4,11 +4,12 @@
 //! through, so a start costs what the last moments before the crash brought, and not what the store holds.
 
 use super::{
-    accept::{order_of, unpack},
+    accept::unpack,
     pieces::Piece,
     settle::{Cycle, start_waiting},
     writer::{WATERMARK, note, noted},
 };
+use crate::rows::extra::order_of;
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;
 

@@ -431,6 +431,7 @@ mod tests {
         let repeat = NewMessage {
             app,
             at: NOW,
+            generation: None,
             content: message.content,
             payload_expires_at: None,
             owed: vec![on],

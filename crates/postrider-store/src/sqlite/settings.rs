@@ -5,16 +5,19 @@
 
 use super::{
     cancel::end_waiting,
-    codes::{disable_code, disable_of, trigger_of},
-    from_json, health,
-    pieces::{Span, in_list_order},
+    health,
     settle::{Cycle, remove_waiting, start_waiting},
-    to_json,
     writer::Batch,
 };
 use crate::{
     Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
     Remember,
+    rows::{
+        codes::{disable_code, disable_of, trigger_of},
+        from_json,
+        paging::{Span, in_list_order},
+        to_json,
+    },
 };
 use bytes::Bytes;
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
@@ -256,7 +259,7 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
 
 fn endpoint_from(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
     let list = |column: &str| -> rusqlite::Result<Option<Vec<String>>> {
-        row.get_ref(column)?.as_str_or_null()?.map(from_json).transpose()
+        Ok(row.get_ref(column)?.as_str_or_null()?.map(from_json).transpose()?)
     };
     Ok(Endpoint {
         key: EndpointKey::new(row.get("key")?),

@@ -1,12 +1,13 @@
 //! Writing down what became of a delivery, and what waits.
 
-use super::{
-    cancel::is_delivered,
-    codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
-    health,
-    writer::Batch,
+use super::{cancel::is_delivered, health, writer::Batch};
+use crate::{
+    AttemptRecord, Cancelled, Committed, Settlement,
+    rows::{
+        codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
+        millis,
+    },
 };
-use crate::{AttemptRecord, Cancelled, Committed, Settlement};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
     policy::{DeathReason, DisableReason, Next},
@@ -118,17 +119,17 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         settlement.cycle,
         settlement.progress.attempts,
         attempt.started_at.as_millis(),
-        super::millis(attempt.duration),
+        millis(attempt.duration),
         attempt.status,
         attempt.url,
         attempt.response.as_ref(),
         death,
         next_due,
-        delay.map(|delay| super::millis(delay.backoff)),
-        delay.map(|delay| super::millis(delay.jitter)),
-        delay.and_then(|delay| delay.retry_after).map(super::millis),
+        delay.map(|delay| millis(delay.backoff)),
+        delay.map(|delay| millis(delay.jitter)),
+        delay.and_then(|delay| delay.retry_after).map(millis),
         delay.map(|delay| delay.capped),
-        attempt.held.map(|held| super::millis(held.late)),
+        attempt.held.map(|held| millis(held.late)),
         attempt.held.map(|held| held_code(held.by)),
     ])?;
     Ok(())
@@ -164,7 +165,7 @@ fn wait(batch: &Batch<'_>, settlement: &Settlement, due: Timestamp) -> rusqlite:
         Some(settlement.cycle.into()),
         Some(progress.attempts.into()),
         progress.give_up_at.map(Timestamp::as_millis),
-        progress.last_delay.map(super::millis),
+        progress.last_delay.map(millis),
         (progress.ambiguous > 0).then_some(progress.ambiguous.into()),
         progress.ambiguous_since.map(Timestamp::as_millis),
         order.map(OrderKey::raw),
@@ -466,7 +467,7 @@ mod tests {
     async fn what_was_cancelled_before_it_could_be_spilled_stays_cancelled() {
         let scene = Scene::set().await;
         scene.cancel().await;
-        scene.store.spill(vec![(scene.id, None)], at(6)).await.unwrap();
+        scene.store.spill(scene.store.tenure(), vec![(scene.id, None)], at(6)).await.unwrap();
         assert_eq!((scene.state().await, scene.counts().await), (CANCELLED, (0, 1)));
     }
 

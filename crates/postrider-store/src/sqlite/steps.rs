@@ -4,17 +4,23 @@
 //! nothing, and whoever drives the task comes again.
 
 use super::{
-    accept::{Extra, pack, unpack},
+    accept::{pack, unpack},
     cancel::{cancel, is_delivered, order_of_message},
-    codes::{Place, death_of, trigger_code},
     dead::{Dead, begin_again, is_wanted, last_status, order_if_sendable},
-    from_json, health,
+    health,
     pieces::{Piece, within},
     settle::{Cycle, start_waiting},
     tidy,
     writer::Batch,
 };
-use crate::{Cancelled, Committed, DeadFilter, DeadKey, Keep, ReplayFilter, StateKind};
+use crate::{
+    Cancelled, Committed, DeadFilter, DeadKey, Keep, ReplayFilter, StateKind,
+    rows::{
+        codes::{Place, death_of, trigger_code},
+        extra::Extra,
+        from_json,
+    },
+};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
     policy::{Breaker, DeathReason},

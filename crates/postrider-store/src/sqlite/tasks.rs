@@ -8,17 +8,22 @@
 //! What a step of each kind does is in `steps`.
 
 use super::{
-    codes::{status_code, status_of},
-    from_json,
-    pieces::{Piece, Span, first_key_at, in_list_order, within},
+    pieces::{Piece, first_key_at, within},
     settings::Put,
     steps::{
         Sift, Step, Then, Wanted, purge, replay_dead_of, replay_dead_of_all, replay_missing, replay_owed, resume, sift,
     },
-    to_json,
     writer::Batch,
 };
-use crate::{Committed, DeadFilter, Keep, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus};
+use crate::{
+    Committed, DeadFilter, Keep, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
+    rows::{
+        codes::{status_code, status_of},
+        from_json,
+        paging::{Span, in_list_order},
+        to_json,
+    },
+};
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use rusqlite::{Connection, Row};
 

@@ -157,7 +157,7 @@ async fn looking_through_a_lane_in_vain_does_not_ask_the_writer() {
     let app = add_application(&*store, None).await.key;
     let lane = add_endpoint(&*store, app, None).await.key;
     let id = scheduled(lane, accept(&*store, NewMessage { owed: vec![lane], ..message(app, START) }).await);
-    store.settle(Arc::new(vec![failed(id, at(1), at(DAY))])).await.unwrap();
+    store.settle(store.tenure(), Arc::new(vec![failed(id, at(1), at(DAY))])).await.unwrap();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let held = tokio::spawn({
         let store = Arc::clone(&store);

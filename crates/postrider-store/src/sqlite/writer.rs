@@ -6,11 +6,11 @@
 
 use super::{
     OpenError, SqliteOptions,
-    pieces::{Minter, Piece, Pieces, piece_of, time_of_key},
+    pieces::{Piece, Pieces, piece_of, time_of_key},
     repeats::{self, Repeats, Seen},
     schema,
 };
-use crate::{Committed, StoreError};
+use crate::{Committed, StoreError, rows::minter::Minter};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{

@@ -217,7 +217,28 @@ impl Client {
         query: &[(&'static str, String)],
         body: Bytes,
     ) -> anyhow::Result<Answer> {
-        let url = self.url(path, query)?;
+        let (status, answer) = self.ask(method, &self.url(path, query)?, body).await?;
+        if status.is_success() {
+            let is_json = answer.is_empty() || serde_json::from_slice::<&RawValue>(&answer).is_ok();
+            anyhow::ensure!(is_json, "the server's answer is not JSON; is the URL right?");
+            return Ok(Answer { status, body: answer });
+        }
+        Err(refusal(status, &answer).into())
+    }
+
+    /// What the server tells Prometheus.
+    pub async fn metrics(&self) -> anyhow::Result<String> {
+        let mut url = self.server.clone();
+        let room = url.path_segments_mut();
+        room.map_err(|()| Usage("the server's URL has no room for a path".to_owned()))?.pop_if_empty().push("metrics");
+        let (status, answer) = self.ask(Method::GET, &url, Bytes::new()).await?;
+        if status.is_success() {
+            return String::from_utf8(answer.to_vec()).context("the server's metrics are not text; is the URL right?");
+        }
+        Err(refusal(status, &answer).into())
+    }
+
+    async fn ask(&self, method: Method, url: &Url, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::builder()
             .method(method)
             .uri(&url[url::Position::BeforePath..url::Position::AfterQuery])
@@ -227,19 +248,7 @@ impl Client {
             .header(header::USER_AGENT, concat!("postrider-cli/", env!("CARGO_PKG_VERSION")))
             .body(Full::new(body))
             .map_err(|_| Usage("the token or the URL holds characters that cannot be sent".to_owned()))?;
-        let (status, answer) =
-            timeout(CALL_TIME_MAX, self.exchange(&url, request)).await.context("the server took too long")??;
-        if status.is_success() {
-            let is_json = answer.is_empty() || serde_json::from_slice::<&RawValue>(&answer).is_ok();
-            anyhow::ensure!(is_json, "the server's answer is not JSON; is the URL right?");
-            return Ok(Answer { status, body: answer });
-        }
-        let answer = serde_json::from_slice(&answer).unwrap_or_default();
-        Err(match status {
-            StatusCode::UNAUTHORIZED => CallError::Token,
-            status => CallError::Refused { status, detail: detail(&answer) },
-        }
-        .into())
+        timeout(CALL_TIME_MAX, self.exchange(url, request)).await.context("the server took too long")?
     }
 
     fn url(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Url> {
@@ -372,6 +381,13 @@ fn tls() -> anyhow::Result<TlsConnector> {
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn refusal(status: StatusCode, answer: &[u8]) -> CallError {
+    match status {
+        StatusCode::UNAUTHORIZED => CallError::Token,
+        status => CallError::Refused { status, detail: detail(&serde_json::from_slice(answer).unwrap_or_default()) },
+    }
 }
 
 /// The contract says `detail` as text, or as a list of what is wrong where.

@@ -3,12 +3,17 @@
 //! Its words, exit codes and what it prints on standard output are an interface: scripts rely on them.
 //! Results go to standard output, everything said to a person goes to standard error.
 
+mod backup;
 mod client;
 mod dead_letters;
 mod demo;
+mod doctor;
 mod endpoints;
 mod flags;
 mod messages;
+mod migrate;
+mod moving;
+mod outbox;
 mod print;
 mod receive;
 mod receiver;
@@ -44,6 +49,14 @@ enum Command {
     Demo(demo::Args),
     /// Print an API token for this deployment
     Token(token::Args),
+    /// Bring the tables of a database up to date
+    Migrate(migrate::Args),
+    /// Look for what is wrong with a deployment, and say what to do
+    Doctor(doctor::Args),
+    /// Copy the database of a data folder while the server runs
+    Backup(backup::Args),
+    /// Move a deployment from its data folder to PostgreSQL
+    Move(moving::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -56,6 +69,8 @@ enum Command {
     Replay(replay::Args),
     /// Look at long work of the server, and end it
     Tasks(tasks::Args),
+    /// Make an outbox in a producer's database, and look after it
+    Outbox(outbox::Args),
     /// Show when each attempt of a preset, of rules or to an endpoint would run
     Schedule(schedule::Args),
     /// Run a test receiver that verifies and shows what arrives
@@ -79,12 +94,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Demo(args) => on_runtime(demo::run(args)),
         Command::Token(args) => token::run(&args),
+        Command::Migrate(args) => on_runtime(migrate::run(args)),
+        Command::Doctor(args) => on_runtime(doctor::run(args)),
+        Command::Backup(args) => on_runtime(backup::run(args)),
+        Command::Move(args) => on_runtime(moving::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
         Command::Replay(args) => on_runtime(replay::run(args)),
         Command::Tasks(args) => on_runtime(tasks::run(args)),
+        Command::Outbox(args) => on_runtime(outbox::run(args)),
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
     };

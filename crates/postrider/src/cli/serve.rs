@@ -14,6 +14,12 @@ pub struct Args {
     /// The address and port to serve the API on [default: 127.0.0.1:8071]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+    /// By what name this node is shown to the others [default: the host's]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// How long a node that the others do not hear of keeps its lanes [default: 5s]
+    #[arg(long, value_name = "DURATION")]
+    lease: Option<String>,
     /// The address by which others reach this server
     #[arg(long, value_name = "URL")]
     public_url: Option<String>,
@@ -32,6 +38,9 @@ pub struct Args {
     /// How long a dead letter can be found and replayed [default: 30d]
     #[arg(long, value_name = "DURATION")]
     retention_dead_letters: Option<String>,
+    /// Take events over from the outbox in this producer's database (repeatable)
+    #[arg(long = "outbox", value_name = "URL")]
+    outboxes: Vec<String>,
     /// What is logged: a level, or levels by module [default: info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -52,11 +61,15 @@ pub struct PlaceFlags {
     /// The folder with the database and the keys [default: ./postrider-data]
     #[arg(long, value_name = "FOLDER")]
     data: Option<String>,
+    /// A PostgreSQL database in place of the one in the folder; better given as POSTRIDER_DATABASE_URL
+    #[arg(long, value_name = "URL")]
+    database_url: Option<String>,
 }
 
 impl PlaceFlags {
     pub fn settings(&self, mut flags: Vec<(&'static str, String)>) -> Result<Settings, SettingsError> {
-        flags.extend(self.data.iter().map(|data| ("data", data.clone())));
+        let place = [("data", &self.data), ("database_url", &self.database_url)];
+        flags.extend(place.into_iter().filter_map(|(key, value)| Some((key, value.clone()?))));
         let mut sources = Sources::default().with_variables(std::env::vars_os())?.with_flags(flags);
         if let Some(path) = self.config.clone().or_else(default_file) {
             sources = sources.with_file(&path)?;
@@ -75,6 +88,8 @@ impl Args {
     fn settings(&self) -> Result<Settings, SettingsError> {
         let single = [
             ("listen", &self.listen),
+            ("node_name", &self.node_name),
+            ("lease", &self.lease),
             ("public_url", &self.public_url),
             ("https_only", &self.https_only),
             ("retention_payloads", &self.retention_payloads),
@@ -86,6 +101,7 @@ impl Args {
         ];
         let single = single.into_iter().filter_map(|(key, value)| Some((key, value.clone()?)));
         let subnets = self.allow_subnets.iter().map(|subnet| ("allow_subnets", subnet.clone()));
-        self.place.settings(single.chain(subnets).collect())
+        let outboxes = self.outboxes.iter().map(|url| ("outboxes", url.clone()));
+        self.place.settings(single.chain(subnets).chain(outboxes).collect())
     }
 }

@@ -25,6 +25,8 @@ pub enum Form {
     List,
     /// JSON in a variable; a table in the file.
     Rules,
+    /// JSON in a variable, or one address; addresses in flags; an array in the file.
+    Outboxes,
 }
 
 pub fn find(name: &str) -> Option<&'static Key> {
@@ -66,7 +68,7 @@ fn shown(key: &Key, text: &str) -> String {
         Form::Text => format!("\"{text}\""),
         Form::Switch | Form::Number => text.to_owned(),
         Form::List => format!("[{text}]"),
-        Form::Rules => text.to_owned(),
+        Form::Rules | Form::Outboxes => text.to_owned(),
     }
 }
 
@@ -101,8 +103,8 @@ command runs. A list is an array in the file, comma-separated text in a variable
 
 Some variables have such names and are not settings: `POSTRIDER_CONFIG` (as `--config`), `POSTRIDER_URL` and
 `POSTRIDER_TOKEN` (for the commands that talk to a running server), `POSTRIDER_SECRET` (for `receive` and
-`endpoints add`), and those that Kubernetes makes for a service called `postrider` (`POSTRIDER_PORT`,
-`POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
+`endpoints add`), `POSTRIDER_OUTBOX_URL` (for `outbox`), and those that Kubernetes makes for a service called
+`postrider` (`POSTRIDER_PORT`, `POSTRIDER_PORT_...`, `POSTRIDER_SERVICE_...`).
 
 ## Reference
 ";
@@ -122,7 +124,39 @@ pub const KEYS: &[Key] = &[
         default: Some("./postrider-data"),
         secret: false,
         flag: Some("--data"),
-        about: "The folder with the database and `keys.toml`. Made at first start. It must be on a local disk.",
+        about: "The folder with the database and `keys.toml`. Made at first start. It must be on a local disk. With `database_url` it holds only `keys.toml`.",
+    },
+    Key {
+        name: "database_url",
+        form: Form::Text,
+        default: None,
+        secret: true,
+        flag: Some("--database-url"),
+        about: "A PostgreSQL database, 15 or later, in place of the one in the data folder: `postgres://user:password@host:5432/name`. Any number of nodes may share it; see [PostgreSQL](../operations/postgresql.md). Special characters of the password are written as `%40` and the like. A connection that leaves the machine is encrypted and the certificate checked, unless `?sslmode=` says otherwise. Prefer the variable to the flag, which every user of the machine can see; a file that holds it must not be readable by every user.",
+    },
+    Key {
+        name: "database_ca_file",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: None,
+        about: "A PEM file with certificate authorities that the PostgreSQL server's certificate may be signed by, besides the public ones.",
+    },
+    Key {
+        name: "node_name",
+        form: Form::Text,
+        default: None,
+        secret: false,
+        flag: Some("--node-name"),
+        about: "By what name this node is shown among those that share a PostgreSQL database; up to 40 characters. Only for people: two with the same name do no harm. Not set: the machine's host name.",
+    },
+    Key {
+        name: "lease",
+        form: Form::Text,
+        default: Some("5s"),
+        secret: false,
+        flag: Some("--lease"),
+        about: "Where nodes share a PostgreSQL database: how long one that the others do not hear of keeps its lanes. When it dies without a word, nothing is sent from them for so long. From `1s` to `60s`. A node renews it five times in that span; one that is held up for longer loses its lanes, and what it was sending may be sent again.",
     },
     Key {
         name: "public_url",
@@ -195,6 +229,14 @@ pub const KEYS: &[Key] = &[
         secret: false,
         flag: None,
         about: "How endpoints are treated where neither the event type, the endpoint nor the application says anything: `retryPolicy`, `statusOverrides`, `timeouts`, `circuitBreaker`, `maxInFlight`, `ordering`, `signature` and `autoDisable`, as in the API. A table in the file (`[rules]`), JSON text in the variable. See [retries](retries.md).",
+    },
+    Key {
+        name: "outboxes",
+        form: Form::Outboxes,
+        default: None,
+        secret: true,
+        flag: Some("--outbox"),
+        about: "Databases of producers that events are taken over from, each with `url` (`postgres://user:password@host/name`) and, if wanted, `name` (by which metrics call it; else the database's), `schema` (else `postrider`) and `ca_file`. An array of tables in the file (`[[outboxes]]`), JSON text in the variable, an address in each flag. A file that holds them must not be readable by every user. See [outbox](outbox.md).",
     },
     Key {
         name: "extra_ca_file",

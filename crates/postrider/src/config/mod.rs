@@ -5,19 +5,23 @@
 //! than one that does not run.
 
 mod keys;
+mod outboxes;
 mod sources;
 mod values;
 
 pub use keys::reference;
+pub use outboxes::OutboxSettings;
 pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
-pub use values::{DurationError, Span, parse_duration, show_duration};
+pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
 use crate::rules::{Rules, path_of};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
+use outboxes::OutboxesSetting;
 use postrider_engine::policy;
+use postrider_store::postgres::{BadUrl, DatabaseUrl};
 use serde::{Deserialize, Deserializer, de};
 use std::{
     fmt,
@@ -33,6 +37,12 @@ use values::Size;
 pub struct Settings {
     pub listen: SocketAddr,
     pub data: PathBuf,
+    /// PostgreSQL; `None`: the database in the data folder.
+    pub database_url: Option<DatabaseUrl>,
+    pub database_ca_file: Option<PathBuf>,
+    pub node_name: String,
+    /// How long a node that is not heard of keeps its lanes.
+    pub lease: Duration,
     /// The address by which others reach this server; `None`: the one it listens on.
     pub public_url: Option<Url>,
     /// Ranges that deliveries may go to although they are private or otherwise special.
@@ -46,6 +56,8 @@ pub struct Settings {
     pub retention_dead_letters: Duration,
     /// How endpoints are treated where nobody nearer says anything.
     pub rules: Rules,
+    /// Producers' databases that events are taken over from.
+    pub outboxes: Vec<OutboxSettings>,
     pub extra_ca_file: Option<PathBuf>,
     pub log: String,
     pub log_format: LogFormat,
@@ -132,8 +144,8 @@ impl Settings {
             place: sources.place(key, figment.find_metadata(key)),
             reason,
         })?;
-        if figment.contains("jwt_secret") {
-            sources.refuse_open_file("jwt_secret", figment.find_metadata("jwt_secret"))?;
+        for key in KEYS.iter().filter(|key| key.secret && figment.contains(key.name)) {
+            sources.refuse_open_file(key.name, figment.find_metadata(key.name))?;
         }
         Ok(settings)
     }
@@ -182,6 +194,7 @@ fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
     let key = error.path.first().cloned().unwrap_or_default();
     // figment quotes the value it could not use, and this one must not be quoted.
     let reason = match keys::find(&key) {
+        Some(known) if known.form == keys::Form::Outboxes => outboxes::EXPECTED.to_owned(),
         Some(known) if known.secret => "must be text".to_owned(),
         Some(_) | None => error.kind.to_string(),
     };
@@ -193,6 +206,10 @@ fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
 struct Raw {
     listen: SocketAddr,
     data: PathBuf,
+    database_url: Option<Hidden>,
+    database_ca_file: Option<PathBuf>,
+    node_name: Option<String>,
+    lease: Span,
     public_url: Option<Url>,
     allow_subnets: Vec<IpNet>,
     https_only: bool,
@@ -202,6 +219,7 @@ struct Raw {
     retention_attempts: Span,
     retention_dead_letters: Span,
     rules: Option<RulesSetting>,
+    outboxes: Option<OutboxesSetting>,
     extra_ca_file: Option<PathBuf>,
     log: String,
     log_format: LogFormat,
@@ -242,7 +260,16 @@ impl<'de> Deserialize<'de> for RulesSetting {
 type Refusal = (&'static str, String);
 
 impl Raw {
-    fn check(self) -> Result<Settings, Refusal> {
+    fn check(mut self) -> Result<Settings, Refusal> {
+        let database_url = self.database_url.as_ref().map(|url| read_database_url(url.reveal()));
+        let database_url = database_url.transpose().map_err(|reason| ("database_url", reason))?;
+        let node_name = self.node_name.clone().unwrap_or_else(host_name);
+        if !(1..=NODE_NAME_MAX).contains(&node_name.chars().count()) || node_name.contains(char::is_control) {
+            return Err(("node_name", format!("must be one line of up to {NODE_NAME_MAX} characters")));
+        }
+        if !LEASE_RANGE.contains(&self.lease.0) {
+            return Err(("lease", "must be between 1s and 60s".to_owned()));
+        }
         if let Some(url) = &self.public_url {
             check_public_url(url).map_err(|reason| ("public_url", reason))?;
         }
@@ -271,10 +298,15 @@ impl Raw {
             return Err(("shutdown_grace", "must be at most 1h".to_owned()));
         }
         EnvFilter::try_new(&self.log).map_err(|error| ("log", error.to_string()))?;
+        let outboxes = self.outboxes.take().map(OutboxesSetting::check).transpose()?.unwrap_or_default();
         Ok(Settings {
             tokens: self.tokens()?,
             listen: self.listen,
             data: self.data,
+            database_url,
+            database_ca_file: self.database_ca_file,
+            node_name,
+            lease: self.lease.0,
             public_url: self.public_url,
             allow_subnets: self.allow_subnets,
             https_only: self.https_only,
@@ -284,6 +316,7 @@ impl Raw {
             retention_attempts: self.retention_attempts.0,
             retention_dead_letters: self.retention_dead_letters.0,
             rules,
+            outboxes,
             extra_ca_file: self.extra_ca_file,
             log: self.log,
             log_format: self.log_format,
@@ -325,6 +358,26 @@ impl Raw {
     }
 }
 
+/// The reasons quote what stands behind the password, so that it must be clear where that is.
+fn read_database_url(text: &str) -> Result<DatabaseUrl, String> {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    if let Some((before, after)) = rest.split_once('@')
+        && (before.contains(['/', '?', '#']) || after.contains('@'))
+    {
+        return Err("in the user's name and the password write @ as %40, / as %2F, ? as %3F and # as %23".to_owned());
+    }
+    text.parse().map_err(|error: BadUrl| error.to_string())
+}
+
+fn host_name() -> String {
+    let found = ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|path| {
+        let text = std::fs::read_to_string(path).ok()?;
+        let name: String = text.trim().chars().take(NODE_NAME_MAX).collect();
+        (!name.is_empty() && !name.contains(char::is_control)).then_some(name)
+    });
+    found.unwrap_or_else(|| "node".to_owned())
+}
+
 fn check_public_url(url: &Url) -> Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("must begin with http:// or https://".to_owned());
@@ -341,6 +394,9 @@ pub fn default_file() -> Option<PathBuf> {
     path.exists().then(|| path.to_path_buf())
 }
 
-const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
+/// With a word before it, this fits into what PostgreSQL shows of a connection.
+const NODE_NAME_MAX: usize = 40;
+const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

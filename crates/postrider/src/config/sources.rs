@@ -198,9 +198,17 @@ fn read_text<'a>(key: &str, texts: impl IntoIterator<Item = &'a str>) -> Result<
         let items = texts.flat_map(|text| text.split(',')).map(str::trim).filter(|item| !item.is_empty());
         return Ok(Value::from(items.map(str::to_owned).collect::<Vec<_>>()));
     }
+    if form == Form::Outboxes {
+        let given: Vec<&str> = texts.map(str::trim).collect();
+        return Ok(match given[..] {
+            [json] if json.starts_with('[') => Value::from(json),
+            // No comma parts them: an address may name several hosts.
+            _ => Value::from(given),
+        });
+    }
     let text = texts.next().unwrap_or_default();
     match form {
-        Form::Text | Form::List | Form::Rules => Ok(Value::from(text)),
+        Form::Text | Form::List | Form::Rules | Form::Outboxes => Ok(Value::from(text)),
         Form::Switch => match text {
             "true" => Ok(Value::from(true)),
             "false" => Ok(Value::from(false)),
@@ -235,7 +243,7 @@ const VARIABLES: &str = "variables";
 const FLAGS: &str = "flags";
 
 /// Ours, but no settings: where the settings are, and what the commands that talk to a server need.
-const OTHER_VARIABLES: [&str; 4] = ["CONFIG", "URL", "TOKEN", "SECRET"];
+const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "URL", "TOKEN", "SECRET", "OUTBOX_URL"];
 
 /// Kubernetes sets these in every pod when a service is called `postrider`.
 const KUBERNETES: [&str; 2] = ["SERVICE_", "PORT_"];
@@ -327,6 +335,7 @@ mod tests {
             ("POSTRIDER_URL", "http://x"),
             ("POSTRIDER_TOKEN", "x"),
             ("POSTRIDER_SECRET", "x"),
+            ("POSTRIDER_OUTBOX_URL", "postgres://x"),
             ("POSTRIDER_PORT", "tcp://10.0.0.1:8071"),
             ("POSTRIDER_PORT_8071_TCP", "tcp://10.0.0.1:8071"),
             ("POSTRIDER_SERVICE_HOST", "10.0.0.1"),
@@ -356,6 +365,13 @@ mod tests {
             ("connections_max = 0", "must be at least 1"),
             ("allow_subnets = [\"10.0.0.0/8\", \"ten\"]", "setting `allow_subnets` (postrider.toml, line 1)"),
             ("allow_subnets = \"10.0.0.0/8\"", "setting `allow_subnets`"),
+            ("database_url = \"mysql://x\"", "setting `database_url` (postrider.toml, line 1): not the address of"),
+            ("database_url = \"postgres://h/d?sslmod=require\"", "unknown option `sslmod`"),
+            ("database_url = \"postgres:///d\"", "it names no host"),
+            ("node_name = \"\"", "must be one line of up to 40 characters"),
+            ("node_name = \"a\\nb\"", "must be one line of up to 40 characters"),
+            ("lease = \"999ms\"", "must be between 1s and 60s"),
+            ("lease = \"61s\"", "must be between 1s and 60s"),
             ("public_url = \"ftp://x\"", "must begin with http"),
             ("public_url = \"http://a:b@x/\"", "without user"),
             ("log_format = \"xml\"", "setting `log_format`"),
@@ -393,13 +409,102 @@ mod tests {
     }
 
     #[test]
+    fn outboxes_are_named_in_the_file_a_variable_or_flags() {
+        let names = |file: &str, variables: &[_], flags: &[_]| {
+            // Looked at for who may read it.
+            let written = tempfile::NamedTempFile::new().expect("a file that nobody else may read");
+            let sources = sources("", variables, flags).with_file_text(written.path(), file.to_owned());
+            let settings = Settings::load(&sources).expect("valid");
+            let shown = settings.outboxes.iter().map(|it| format!("{}/{} {}", it.name, it.schema, it.url));
+            shown.collect::<Vec<_>>().join(", ")
+        };
+        let file = "[[outboxes]]\nname = \"shop\"\nurl = \"postgres://a@h/b\"\nschema = \"hooks\"\n
+                    [[outboxes]]\nurl = \"postgres://a@h/c\"";
+        assert_eq!(names("", &[], &[]), "");
+        assert_eq!(names(file, &[], &[]), "shop/hooks b on h:5432, c/postrider c on h:5432");
+        let json = ("POSTRIDER_OUTBOXES", r#" [{"url": "postgres://a@h/d"}, "postgres://a@h/e"]"#);
+        assert_eq!(names(file, &[json], &[]), "d/postrider d on h:5432, e/postrider e on h:5432");
+        let plain = ("POSTRIDER_OUTBOXES", "postgres://a@h,i/f");
+        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432");
+        let flags = [("outboxes", "postgres://a@h/g"), ("outboxes", "postgres://a@h/i")];
+        assert_eq!(names(file, &[json], &flags), "g/postrider g on h:5432, i/postrider i on h:5432");
+        for (file, expected) in [
+            ("outboxes = [\"postgres://a@h/b\", \"postgres://a@i/b\"]", "two are called `b`"),
+            ("outboxes = [\"mysql://a@h/b\"]", "must begin with postgres://"),
+            ("outboxes = 7", "must be a list of addresses"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nscheme = \"x\"", "must be a list of addresses"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nschema = \"X\"", "a schema's name must be"),
+            ("[[outboxes]]\nurl = \"postgres://a@h/b\"\nname = \"x y\"", "`name` must be"),
+        ] {
+            let error = load(file, &[], &[]).expect_err(file);
+            assert!(error.contains(expected) && error.contains("`outboxes` (postrider.toml, line 1)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_database_is_shown_without_its_password() {
+        for (variables, shown) in [
+            (&[][..], "None"),
+            (&[("POSTRIDER_DATABASE_URL", "postgres://u:p%40ss@db:5433/hooks")], "Some(DatabaseUrl(hooks on db:5433))"),
+            (&[("POSTRIDER_DATABASE_URL", "postgresql://u:p@db/")], "Some(DatabaseUrl("),
+        ] {
+            let settings = load("", variables, &[]).expect("valid");
+            let told = format!("{settings:?}");
+            assert!(told.contains(&format!("database_url: {shown}")), "{told}");
+            assert!(!told.contains("p@ss") && !told.contains("p%40ss"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_called_like_its_machine_unless_it_has_a_name() {
+        assert!(!load("", &[], &[]).expect("valid").node_name.is_empty());
+        assert_eq!(load("", &[], &[("node_name", "left")]).expect("valid").node_name, "left");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_with_a_secret_that_everyone_may_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("postrider.toml");
+        for (text, secret) in [
+            ("database_url = \"postgres://u:p@h/d\"", true),
+            ("jwt_secret = \"01234567890123456789012345678901\"", true),
+            ("log = \"info\"", false),
+        ] {
+            fs::write(&path, text).expect("written");
+            for (mode, open) in [(0o644, true), (0o640, false)] {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("changed");
+                let loaded = Settings::load(&Sources::default().with_file(&path).expect("read"));
+                let refused = matches!(loaded, Err(SettingsError::TooOpen { .. }));
+                assert_eq!(refused, secret && open, "{text} {mode:o}");
+            }
+        }
+    }
+
+    #[test]
     fn no_error_shows_a_secret() {
         let canary = "7306092581937";
         for file in [
+            format!("outboxes = [\"postgres://a:{canary}@h:x/b\"]"),
+            format!("outboxes = [\"mysql://a:{canary}@h/b\"]"),
+            format!("outboxes = \"postgres://a:{canary}@h/b\""),
+            format!("outboxes = [{{ uri = \"postgres://a:{canary}@h/b\" }}]"),
             format!("jwt_secret = {canary}"),
             format!("jwt_secret = \"{canary}\""),
             format!("jwt_secret = \"{canary}"),
             format!("jwt_secret = [\"{canary}\"]"),
+            format!("database_url = {canary}"),
+            format!("database_url = [\"{canary}\"]"),
+            format!("database_url = \"{canary}\""),
+            format!("database_url = \"postgres://u:{canary}/d\""),
+            format!("database_url = \"postgres://u:a@{canary}@h/d\""),
+            format!("database_url = \"postgres://u:a?{canary}=x@h/d\""),
+            format!("database_url = \"postgres://u:a@b?{canary}=x@h/d\""),
+            format!("database_url = \"postgres://u:a#{canary}@h/d\""),
+            format!("database_url = \"postgres://u:{canary}@h:port/d\""),
+            format!("database_url = \"postgres://h/d?password={canary}&sslmod=x\""),
+            format!("database_url = \"postgres://u:%ff{canary}@h/d?x\""),
         ] {
             let error = Settings::load(&sources(&file, &[], &[])).expect_err(&file);
             let told = format!("{error} {error:?}");

@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-fn parse_size(text: &str) -> Option<u64> {
+pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit: u64 = match unit.trim() {

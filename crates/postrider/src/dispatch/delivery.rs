@@ -14,7 +14,7 @@ use postrider_engine::{
     policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
-use postrider_store::{AttemptRecord, Letter, Settlement, StoreError};
+use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -43,6 +43,7 @@ const KEPT_ACROSS_HOSTS: [HeaderName; 8] = [
 
 /// Carries letters to their endpoints.
 pub struct Carrier {
+    store: Arc<dyn Store>,
     directory: Arc<Directory>,
     transport: Transport,
     ids: IdCodec,
@@ -51,8 +52,9 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    pub fn new(directory: Arc<Directory>, transport: Transport, ids: IdCodec) -> Self {
+    pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, transport: Transport, ids: IdCodec) -> Self {
         Self {
+            store,
             directory,
             transport,
             ids,
@@ -82,6 +84,10 @@ impl Carrier {
         let Some(payload) = parcel.cargo.payload.clone() else {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
+        // The reads above may have taken long, and the lane may be someone else's by now.
+        if !self.store.may_send() {
+            return Settled::untouched(&parcel, started);
+        }
         let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
         let times = (started, started.plus(exchange.duration));
         let verdict = {

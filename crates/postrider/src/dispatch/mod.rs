@@ -2,6 +2,10 @@
 //!
 //! One task owns the engine's state and never waits for the network or the disk; requests, loads and commits
 //! run beside it and report back. The way of one delivery is in `delivery.rs`.
+//!
+//! Lanes come and go by the shard: the store offers them, wants them back, or says that all are lost. Whatever is begun
+//! remembers the reign in which it was; what comes in after its end counts for nothing, because the lanes may be someone
+//! else's by then, or this process's for a second time.
 
 mod delivery;
 mod notices;
@@ -21,7 +25,9 @@ use postrider_engine::{
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
     policy::{DisableRules, Health, Next, Ordering, Progress},
 };
-use postrider_store::{By, Cancelled, Committed, Loaded, Settlement, Store, StoreError, Waiting};
+use postrider_store::{
+    By, Cancelled, Committed, LaneFound, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
+};
 use std::{
     collections::{HashMap, HashSet},
     pin::pin,
@@ -30,6 +36,7 @@ use std::{
 };
 use tokio::{
     sync::{mpsc, watch},
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
 
@@ -42,13 +49,27 @@ const EVENTS_PER_TURN: usize = 1_024;
 /// What a delivery keeps in memory besides its payload.
 const PARCEL_BYTES: usize = 512;
 
+/// How often it is asked whether something may be sent again, while nothing may.
+const SEND_RECHECK: Duration = Duration::from_millis(50);
+
+/// How often all lanes are looked through for such as have come to rest, while some are to.
+const QUIET_RECHECK: Duration = Duration::from_millis(10);
+
+/// Settings of lanes that are read at the same time when shards are taken over.
+const READS_AT_ONCE: usize = 8;
+
+/// The application of a deleted endpoint is not known. Nothing is sent in its lane, only ended: so it does no harm if
+/// another node has the lane as well.
+const NOBODY: AppKey = AppKey::new(0);
+
 /// What the tasks beside the dispatcher report.
 enum Event {
-    Answered(Box<Settled>),
-    Settled(Arc<Vec<Settlement>>),
+    Answered(Reign, Box<Settled>),
+    Settled(Reign, Result<Arc<Vec<Settlement>>, Deposed>),
     Loaded(EndpointKey, Loaded),
     LoadFailed(EndpointKey),
-    Spilled(Vec<DeliveryId>),
+    Spilled(Reign, Result<Vec<DeliveryId>, Deposed>),
+    Disowned(Reign, Result<(), Deposed>),
     LaneFound {
         endpoint: EndpointKey,
         settings: LaneSettings,
@@ -64,6 +85,12 @@ enum Event {
     EndpointGone(EndpointKey),
 }
 
+/// Counts how often all lanes were lost.
+type Reign = u64;
+
+/// What was to be written is void: the lanes are someone else's.
+struct Deposed;
+
 pub struct Dispatch {
     engine: Dispatcher<Cargo>,
     store: Arc<dyn Store>,
@@ -72,15 +99,26 @@ pub struct Dispatch {
     tasks: Arc<Tasks>,
     events: mpsc::UnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
+    /// What is written is written in this one.
+    tenure: Tenure,
+    reign: Reign,
+    /// The shards whose lanes are served.
+    owned: Shards,
+    /// Those whose lanes are being brought to rest.
+    leaving: Shards,
+    /// How many times shards are being given up.
+    disowning: usize,
+    sought_quiet_at: Option<Instant>,
     /// Settled by the engine, waiting for the commit before theirs to end.
     unsettled: Vec<Settlement>,
     committing: bool,
-    /// Lanes that had something waiting when the last run ended and have not been opened since.
+    /// Lanes that had something waiting when they were taken over and have not been opened since.
     unopened: HashMap<EndpointKey, Timestamp>,
     /// Applications whose settings are being read.
     reading: HashMap<AppKey, Reading>,
     notices: Notices,
     in_flight: metrics::Gauge,
+    shards_owned: metrics::Gauge,
 }
 
 impl Dispatch {
@@ -95,51 +133,57 @@ impl Dispatch {
         Self {
             engine: Dispatcher::new(Limits::default()),
             notices: Notices::new(ids.clone()),
-            carrier: Arc::new(Carrier::new(Arc::clone(&directory), transport, ids)),
+            carrier: Arc::new(Carrier::new(Arc::clone(&store), Arc::clone(&directory), transport, ids)),
             store,
             directory,
             tasks,
             events,
             inbox,
+            tenure: Tenure::default(),
+            reign: 0,
+            owned: Shards::NONE,
+            leaving: Shards::NONE,
+            disowning: 0,
+            sought_quiet_at: None,
             unsettled: Vec::new(),
             committing: false,
             unopened: HashMap::new(),
             reading: HashMap::new(),
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
+            shards_owned: metrics::gauge!("postrider_shards_owned"),
         }
     }
 
-    /// Runs until told to stop and what is on the network has been settled.
+    /// Runs until told to stop and everything is given up: what was handed over has rows, and what was on the network has
+    /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
-        tokio::select! {
-            () = self.take_over() => {}
-            _ = stop.changed() => return,
-        }
         let mut stopping = false;
         loop {
             let now = clock::now();
-            if !stopping {
-                while let Some(command) = self.engine.next(now) {
-                    self.carry_out(command, now);
-                }
+            if !stopping && *stop.borrow() {
+                stopping = true;
+                self.retire();
+                self.leave(self.owned, now);
+                self.engine.release(|_| true, now);
+            }
+            let may_send = self.store.may_send();
+            self.engine.let_start(may_send && !stopping);
+            while let Some(command) = self.engine.next(now) {
+                self.carry_out(command, now);
             }
             self.commit();
+            self.give_up_quiet();
             self.in_flight.set(self.engine.in_flight() as f64);
-            if stopping && self.engine.in_flight() == 0 && !self.committing {
+            self.shards_owned.set(self.owned.len() as f64);
+            if stopping && self.is_at_rest() {
                 return;
             }
-            let nap = self.engine.sleep_until().filter(|_| !stopping).map(|at| Instant::now() + at.since(clock::now()));
-            let nap = pin!(async {
-                match nap {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            });
+            let nap = pin!(nap_until(self.wake_at(may_send)));
             tokio::select! {
                 Some(event) = self.inbox.recv() => self.take(event),
-                Some(news) = committed.recv(), if !stopping => self.hear(news),
-                Ok(()) = stop.changed(), if !stopping => stopping = *stop.borrow(),
+                Some(news) = committed.recv() => self.hear(news, &mut stop).await,
+                Ok(()) = stop.changed(), if !stopping => {}
                 () = nap => {}
             }
             // What else has come meanwhile is taken along, from both sides, so that neither waits for the other.
@@ -147,22 +191,45 @@ impl Dispatch {
                 let Ok(event) = self.inbox.try_recv() else { break };
                 self.take(event);
             }
-            while !stopping && let Ok(news) = committed.try_recv() {
-                self.hear(news);
+            while let Ok(news) = committed.try_recv() {
+                self.hear(news, &mut stop).await;
             }
         }
+    }
+
+    /// What has come to rest is to be someone else's, and not to be offered again.
+    fn retire(&self) {
+        let store = Arc::clone(&self.store);
+        tokio::spawn(async move {
+            if let Err(error) = store.retire().await {
+                tracing::warn!(%error, "the other nodes could not be told that this one stops");
+            }
+        });
+    }
+
+    fn wake_at(&self, may_send: bool) -> Option<Instant> {
+        let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(clock::now()));
+        let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
+        let quiet = (!self.leaving.is_empty()).then(|| Instant::now() + QUIET_RECHECK);
+        [engine, resume, quiet].into_iter().flatten().min()
+    }
+
+    /// Nothing is served any more, and nothing that counts is under way.
+    fn is_at_rest(&self) -> bool {
+        self.leaving.is_empty() && self.disowning == 0 && !self.committing && self.engine.busy_apps().next().is_none()
     }
 
     fn carry_out(&mut self, command: Command<Cargo>, now: Timestamp) {
         match command {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
-                let promise = Promise::new(self.events.clone(), &parcel, now);
+                let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
                 tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
             }
             Command::Bury(parcel) => match parcel.id.trigger {
                 Trigger::Scheduled => {
-                    let _ = self.events.send(Event::Answered(Box::new(self.carrier.end_by_breaker(parcel))));
+                    let ended = Box::new(self.carrier.end_by_breaker(parcel));
+                    let _ = self.events.send(Event::Answered(self.reign, ended));
                 }
                 // Whoever asked for it wants to see it tried.
                 Trigger::Manual => self.carry_out(Command::Send(parcel), now),
@@ -179,9 +246,11 @@ impl Dispatch {
             }
             Command::Spill(deliveries) => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
+                let (tenure, reign) = (self.tenure, self.reign);
                 tokio::spawn(async move {
-                    insist(|| store.spill(deliveries.clone(), now)).await;
-                    let _ = events.send(Event::Spilled(deliveries.into_iter().map(|(id, _)| id).collect()));
+                    let written = insist_as_owner(|| store.spill(tenure, deliveries.clone(), now)).await;
+                    let spilled = written.map(|()| deliveries.into_iter().map(|(id, _)| id).collect());
+                    let _ = events.send(Event::Spilled(reign, spilled));
                 });
             }
         }
@@ -195,16 +264,64 @@ impl Dispatch {
         self.committing = true;
         let batch = Arc::new(std::mem::take(&mut self.unsettled));
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
+        let (tenure, reign) = (self.tenure, self.reign);
         tokio::spawn(async move {
-            insist(|| store.settle(Arc::clone(&batch))).await;
-            let _ = events.send(Event::Settled(batch));
+            let written = insist_as_owner(|| store.settle(tenure, Arc::clone(&batch))).await;
+            let _ = events.send(Event::Settled(reign, written.map(|()| batch)));
         });
+    }
+
+    /// The lanes of these shards are to come to rest.
+    fn leave(&mut self, shards: Shards, now: Timestamp) {
+        self.owned = self.owned.without(shards);
+        self.leaving = self.leaving.with(shards);
+        self.sought_quiet_at = None;
+        self.engine.release(|app| lies_in(shards, app), now);
+    }
+
+    /// Gives up shards whose lanes have come to rest.
+    fn give_up_quiet(&mut self) {
+        let sought_lately = self.sought_quiet_at.is_some_and(|at| at.elapsed() < QUIET_RECHECK);
+        if self.leaving.is_empty() || sought_lately {
+            return;
+        }
+        self.sought_quiet_at = Some(Instant::now());
+        let busy: Shards = self.engine.busy_apps().filter(|app| *app != NOBODY).map(Shard::of).collect();
+        let quiet = self.leaving.without(busy);
+        if quiet.is_empty() {
+            return;
+        }
+        self.leaving = self.leaving.without(quiet);
+        self.engine.forget(|app| lies_in(quiet, app));
+        self.disowning += 1;
+        let (store, events, tenure, reign) = (Arc::clone(&self.store), self.events.clone(), self.tenure, self.reign);
+        tokio::spawn(async move {
+            let written = insist_as_owner(|| store.disown(tenure, quiet)).await;
+            let _ = events.send(Event::Disowned(reign, written));
+        });
+    }
+
+    /// All lanes are lost. What is on the network goes on, and what becomes of it is not written down.
+    fn depose(&mut self) {
+        self.reign += 1;
+        self.engine.depose();
+        (self.owned, self.leaving) = (Shards::NONE, Shards::NONE);
+        self.unsettled.clear();
+        self.unopened.clear();
+    }
+
+    /// A write of this reign was refused. The store says so in its news as well, but nothing may happen before.
+    fn refused(&mut self, reign: Reign) {
+        if reign == self.reign {
+            self.depose();
+        }
     }
 
     fn take(&mut self, event: Event) {
         let now = clock::now();
         match event {
-            Event::Answered(settled) => {
+            Event::Answered(reign, _) if reign != self.reign => self.engine.lost(),
+            Event::Answered(_, settled) => {
                 let Settled { mut settlement, verdict } = *settled;
                 if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
                     settlement.health = Some(step.health);
@@ -212,9 +329,10 @@ impl Dispatch {
                 }
                 self.unsettled.push(settlement);
             }
-            Event::Settled(batch) => {
+            Event::Settled(reign, written) => {
                 self.committing = false;
-                for settlement in batch.iter() {
+                let Ok(batch) = written else { return self.refused(reign) };
+                for settlement in batch.iter().filter(|_| reign == self.reign) {
                     self.engine.settled(settlement.id, due(settlement.next), now);
                     // The lane has shut itself already; what holds from now on is what was written.
                     if settlement.disable.is_some() {
@@ -228,13 +346,28 @@ impl Dispatch {
                 self.engine.loaded(endpoint, parcels, rest, now);
             }
             Event::LoadFailed(endpoint) => self.engine.load_failed(endpoint, now, STORE_PAUSE),
-            Event::Spilled(deliveries) => self.engine.spilled(&deliveries, now),
+            Event::Spilled(reign, written) => {
+                self.engine.spilled(written.as_deref().unwrap_or_default(), now);
+                if written.is_err() {
+                    self.refused(reign);
+                }
+            }
+            Event::Disowned(reign, written) => {
+                self.disowning -= 1;
+                if written.is_err() {
+                    self.refused(reign);
+                }
+            }
             Event::LaneFound { endpoint, settings, due } => {
                 self.unopened.remove(&endpoint);
-                self.engine.expect(endpoint, self.newest(endpoint, settings), due, now);
+                if self.serves(settings.app) {
+                    self.engine.expect(endpoint, self.newest(endpoint, settings), due, now);
+                }
             }
             Event::Healed { endpoint, settings } => {
-                self.engine.set_health(endpoint, self.newest(endpoint, settings), Health::default(), now);
+                if self.serves(settings.app) {
+                    self.engine.set_health(endpoint, self.newest(endpoint, settings), Health::default(), now);
+                }
             }
             Event::AppRead(app, entry) => match self.reading.remove(&app) {
                 Some(Reading::Outdated) => self.read(app),
@@ -242,15 +375,17 @@ impl Dispatch {
             },
             Event::Disabled(app) => self.reread(app),
             Event::EndpointGone(endpoint) => {
-                self.engine.set_lane(endpoint, gone_lane(AppKey::new(0), None), now);
+                if let Some(app) = self.engine.app_of(endpoint) {
+                    self.engine.set_lane(endpoint, gone_lane(app, None), now);
+                }
             }
         }
     }
 
     /// What was just committed: new messages go straight to their lanes.
-    fn hear(&mut self, news: Vec<Committed>) {
-        let now = clock::now();
+    async fn hear(&mut self, news: Vec<Committed>, stop: &mut watch::Receiver<bool>) {
         for committed in news {
+            let now = clock::now();
             match committed {
                 Committed::Message { letter, owed } => {
                     let weight = PARCEL_BYTES + letter.payload.as_ref().map_or(0, bytes::Bytes::len);
@@ -274,17 +409,34 @@ impl Dispatch {
                         };
                         self.engine.hand_over(parcel, settings, now);
                     }
+                    // It was on its way when the lanes were asked to leave: it is given rows, and then they leave.
+                    if !self.serves(letter.app) {
+                        self.leave([Shard::of(letter.app)].into_iter().collect(), now);
+                    }
                 }
                 Committed::Waiting { endpoint, due } => match self.directory.endpoint_at_hand(endpoint) {
                     // At once, because what is committed next may belong behind it.
-                    Some(entry) => self.engine.expect(endpoint, entry.lane, due, now),
+                    Some(entry) if self.serves(entry.lane.app) => self.engine.expect(endpoint, entry.lane, due, now),
+                    // Whoever takes the lane over will find it.
+                    Some(_) => {}
                     None => self.find_lane(endpoint, due),
                 },
                 Committed::Settings { app } => self.reread(app),
                 Committed::EventTypes => self.directory.event_types_changed(),
+                Committed::Work => self.tasks.wake(),
+                Committed::Offered { .. } if *stop.borrow() => {}
+                Committed::Offered { tenure, shards } => self.take_over(tenure, shards, stop).await,
+                Committed::Wanted { shards } => {
+                    let unserved = Shards::ALL.without(self.owned);
+                    self.leave(shards.without(unserved), now);
+                }
+                Committed::Deposed => self.depose(),
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
                 Committed::Health { endpoint } => match self.directory.endpoint_at_hand(endpoint) {
-                    Some(entry) => self.engine.set_health(endpoint, entry.lane, Health::default(), now),
+                    Some(entry) if self.serves(entry.lane.app) => {
+                        self.engine.set_health(endpoint, entry.lane, Health::default(), now);
+                    }
+                    Some(_) => {}
                     None => self.find_healed(endpoint),
                 },
                 Committed::Cancelled { endpoint, which } => {
@@ -296,6 +448,10 @@ impl Dispatch {
                 }
             }
         }
+    }
+
+    fn serves(&self, app: AppKey) -> bool {
+        self.owned.has_lanes_of(app) || (app == NOBODY && !self.owned.is_empty())
     }
 
     /// A lane whose settings are not at hand starts parked, and is freed when they have been read.
@@ -320,9 +476,12 @@ impl Dispatch {
     /// brings that began before it is thrown away.
     fn reread(&mut self, app: AppKey) {
         self.directory.changed(app);
+        let is_served = self.serves(app);
         match self.reading.get_mut(&app) {
             Some(reading) => *reading = Reading::Outdated,
-            None => self.read(app),
+            None if is_served => self.read(app),
+            // It is enough that they are read anew when a message comes.
+            None => {}
         }
     }
 
@@ -350,6 +509,10 @@ impl Dispatch {
     /// Gives every lane of an application its settings. Lanes whose endpoint is gone are freed, so that what they
     /// hold comes to its end.
     fn adopt(&mut self, app: AppKey, entry: Option<Arc<AppEntry>>, now: Timestamp) {
+        self.tasks.wake();
+        if !self.serves(app) {
+            return;
+        }
         let mut left: HashSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
         for endpoint in entry.iter().flat_map(|entry| &entry.endpoints) {
             left.remove(&endpoint.key);
@@ -361,25 +524,42 @@ impl Dispatch {
             self.engine.set_health(endpoint, gone, Health::default(), now);
             self.engine.set_lane(endpoint, gone, now);
         }
-        self.tasks.wake();
     }
 
     /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
-    /// what is new belongs behind it.
-    async fn take_over(&mut self) {
-        for (endpoint, health) in insist(|| self.store.healths()).await {
-            if let Some(entry) = insist(|| self.directory.endpoint(endpoint)).await {
-                self.engine.set_health(endpoint, entry.lane, health, clock::now());
-            }
+    /// what is new belongs behind it. So all else waits meanwhile, the news of these lanes above all.
+    async fn take_over(&mut self, tenure: Tenure, shards: Shards, stop: &mut watch::Receiver<bool>) {
+        let found = tokio::select! {
+            found = Found::read(&self.store, &self.directory, shards) => found,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        if tenure != self.tenure && !self.owned.with(self.leaving).is_empty() {
+            self.depose();
         }
-        let found = insist(|| self.store.lanes()).await;
-        self.unopened = found.iter().map(|lane| (lane.endpoint, lane.next_due)).collect();
+        let now = clock::now();
+        self.tenure = tenure;
+        self.owned = self.owned.with(shards);
+        self.engine.gain(now);
+        for (endpoint, settings, health) in found.healths {
+            self.engine.set_health(endpoint, settings, health, now);
+        }
+        self.unopened.extend(found.lanes.iter().map(|lane| (lane.endpoint, lane.next_due)));
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move {
-            for lane in found {
-                announce_lane(&directory, &events, lane.endpoint, lane.next_due).await;
-            }
+            some_at_once(found.lanes, |lane| {
+                let (directory, events) = (Arc::clone(&directory), events.clone());
+                async move { announce_lane(&directory, &events, lane.endpoint, lane.next_due).await }
+            })
+            .await;
         });
+        tokio::select! {
+            owned = insist_as_owner(|| self.store.own(tenure, shards)) => {
+                if let Err(Deposed) = owned {
+                    self.depose();
+                }
+            }
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
     }
 
     fn find_healed(&self, endpoint: EndpointKey) {
@@ -397,6 +577,56 @@ impl Dispatch {
     }
 }
 
+/// How the lanes of some shards stood when they were taken over.
+struct Found {
+    healths: Vec<(EndpointKey, LaneSettings, Health)>,
+    lanes: Vec<LaneFound>,
+}
+
+impl Found {
+    async fn read(store: &Arc<dyn Store>, directory: &Arc<Directory>, shards: Shards) -> Self {
+        let healths = insist(|| store.healths(shards)).await;
+        let healths = some_at_once(healths, |(endpoint, health)| {
+            let directory = Arc::clone(directory);
+            async move {
+                let entry = insist(|| directory.endpoint(endpoint)).await;
+                entry.map(|entry| (endpoint, entry.lane, health))
+            }
+        });
+        Self { healths: healths.await.into_iter().flatten().collect(), lanes: insist(|| store.lanes(shards)).await }
+    }
+}
+
+/// Not one after the other, because there may be many and each waits for the store; and not all of them together.
+async fn some_at_once<T, R, F>(items: Vec<T>, mut how: impl FnMut(T) -> F) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Future<Output = R> + Send + 'static,
+{
+    let (mut under_way, mut done) = (JoinSet::new(), Vec::with_capacity(items.len()));
+    for item in items {
+        if under_way.len() >= READS_AT_ONCE {
+            done.extend(under_way.join_next().await.and_then(Result::ok));
+        }
+        under_way.spawn(how(item));
+    }
+    while let Some(ended) = under_way.join_next().await {
+        done.extend(ended.ok());
+    }
+    done
+}
+
+fn lies_in(shards: Shards, app: AppKey) -> bool {
+    app != NOBODY && shards.has_lanes_of(app)
+}
+
+async fn nap_until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Whether what is being read will still be right when it comes.
 enum Reading {
     Current,
@@ -406,12 +636,13 @@ enum Reading {
 /// That something will be heard of every parcel that is sent out, even if its task dies on the way.
 struct Promise {
     events: mpsc::UnboundedSender<Event>,
+    reign: Reign,
     settled: Option<Box<Settled>>,
 }
 
 impl Promise {
-    fn new(events: mpsc::UnboundedSender<Event>, parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
-        Self { events, settled: Some(Box::new(Settled::untouched(parcel, now))) }
+    fn new(events: mpsc::UnboundedSender<Event>, reign: Reign, parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
+        Self { events, reign, settled: Some(Box::new(Settled::untouched(parcel, now))) }
     }
 
     fn keep(mut self, settled: Settled) {
@@ -424,7 +655,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if let Some(settled) = self.settled.take() {
-            let _ = self.events.send(Event::Answered(settled));
+            let _ = self.events.send(Event::Answered(self.reign, settled));
         }
     }
 }
@@ -437,7 +668,7 @@ async fn announce_lane(
 ) {
     let settings = match insist(|| directory.endpoint(endpoint)).await {
         Some(entry) => entry.lane,
-        None => gone_lane(AppKey::new(0), None),
+        None => gone_lane(NOBODY, None),
     };
     let _ = events.send(Event::LaneFound { endpoint, settings, due });
 }
@@ -489,12 +720,30 @@ where
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            // The store closes last, when nobody needs the answer any more.
-            Err(StoreError::Closed) => std::future::pending().await,
-            Err(error) => {
-                tracing::warn!(%error, "the store could not answer; asking again");
-                tokio::time::sleep(STORE_PAUSE).await;
-            }
+            Err(error) => pause_after(error).await,
         }
     }
+}
+
+/// The same for what only the owner of the lanes may write.
+async fn insist_as_owner<T, F>(mut ask: impl FnMut() -> F) -> Result<T, Deposed>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    loop {
+        match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(StoreError::Deposed) => return Err(Deposed),
+            Err(error) => pause_after(error).await,
+        }
+    }
+}
+
+async fn pause_after(error: StoreError) {
+    if let StoreError::Closed = error {
+        // The store closes last, when nobody needs the answer any more.
+        std::future::pending::<()>().await;
+    }
+    tracing::warn!(%error, "the store could not answer; asking again");
+    tokio::time::sleep(STORE_PAUSE).await;
 }

@@ -178,7 +178,7 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
         return Err(Error::invalid(["application", "uid"], "must equal the one in the path"));
     }
     let now = (api.clock)();
-    let created = wanted.create(AppKey::new(api.store.mint(now)), now);
+    let created = wanted.create(AppKey::new(api.store.mint(now).await?), now);
     check_rules(api, None, &created)?;
     let key = created.key;
     match api.store.put_application(created, Expect::Absent, None).await {
@@ -244,7 +244,7 @@ async fn create(
     let wanted = parse::<ApplicationIn>(&body)?.wanted()?;
     let existing = wanted.uid.clone().filter(|_| get_if_exists).map(By::Uid);
     let now = (api.clock)();
-    let application = wanted.create(AppKey::new(api.store.mint(now)), now);
+    let application = wanted.create(AppKey::new(api.store.mint(now).await?), now);
     check_rules(&api, None, &application)?;
     let app = application.key;
     let prepared = answer(StatusCode::CREATED, &ApplicationOut::of(&api.ids, application.clone()));
@@ -295,7 +295,7 @@ async fn put(
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => (StatusCode::OK, wanted.replace(old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
-                (StatusCode::CREATED, wanted.create(AppKey::new(api.store.mint(now)), now), Expect::Absent)
+                (StatusCode::CREATED, wanted.create(AppKey::new(api.store.mint(now).await?), now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),

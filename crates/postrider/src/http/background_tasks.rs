@@ -19,7 +19,7 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
-use postrider_store::{Order, Task, TaskFilter, TaskKey, TaskKind, TaskStatus};
+use postrider_store::{Order, StoreError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus};
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -204,7 +204,7 @@ pub async fn start(
     kind: TaskKind,
     (key, principal, body): (&IdempotencyKey, &Principal, &[u8]),
 ) -> Result<Response, Error> {
-    let task = new_task(api, app, kind);
+    let task = new_task(api, app, kind).await?;
     let prepared = answer(StatusCode::ACCEPTED, &TaskOut::of(&api.ids, &task));
     let remember = key.remember(principal, body, &prepared);
     let written = api.store.start_task(task, remember).await;
@@ -212,10 +212,10 @@ pub async fn start(
     conclude(written, prepared)
 }
 
-pub fn new_task(api: &Api, app: AppKey, kind: TaskKind) -> Task {
+pub async fn new_task(api: &Api, app: AppKey, kind: TaskKind) -> Result<Task, StoreError> {
     let now = (api.clock)();
-    Task {
-        key: TaskKey(api.store.mint(now)),
+    Ok(Task {
+        key: TaskKey(api.store.mint(now).await?),
         app,
         kind,
         total: None,
@@ -224,7 +224,7 @@ pub fn new_task(api: &Api, app: AppKey, kind: TaskKind) -> Task {
         status: TaskStatus::Running,
         created_at: now,
         updated_at: now,
-    }
+    })
 }
 
 /// Whose tasks a caller sees.

@@ -474,7 +474,7 @@ async fn create(
     let (wanted, private) = parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), &mut *api.rng())?;
     event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
     let now = (api.clock)();
-    let minted = EndpointKey::new(api.store.mint(now));
+    let minted = EndpointKey::new(api.store.mint(now).await?);
     let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
     check_rules(&api, &app, None, &endpoint)?;
     let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
@@ -532,7 +532,7 @@ async fn put(
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => (StatusCode::OK, wanted.replace(&app, old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
-                let minted = EndpointKey::new(api.store.mint(now));
+                let minted = EndpointKey::new(api.store.mint(now).await?);
                 let secret = ActiveSecret { secret: new_secret(&mut *api.rng()), expires_at: None };
                 let sealed = api.seal(minted, &Private { secrets: vec![secret], headers: BTreeMap::new() });
                 (StatusCode::CREATED, wanted.create(&app, minted, sealed, now), Expect::Absent)

@@ -171,7 +171,9 @@ impl IntoResponse for Error {
 impl From<StoreError> for Error {
     fn from(fault: StoreError) -> Self {
         match fault {
-            StoreError::Busy | StoreError::Closed => Self::Unavailable { retry_after: Duration::from_secs(1) },
+            StoreError::Busy | StoreError::Closed | StoreError::Unreachable(_) | StoreError::Deposed => {
+                Self::Unavailable { retry_after: Duration::from_secs(1) }
+            }
             StoreError::Full => {
                 error!("the store has no room left: requests are refused");
                 Self::Unavailable { retry_after: Duration::from_secs(30) }

@@ -4,6 +4,7 @@ use super::{
     Api,
     error::{Error, Flaw},
 };
+use crate::ingest::content::{DEPTH_MAX, too_deep};
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header, request::Parts};
@@ -148,34 +149,6 @@ fn invalid_json(msg: impl Into<String>) -> Error {
     Error::Invalid(vec![Flaw { kind: "json_invalid", ..Flaw::new("body", [], msg) }])
 }
 
-/// Where JSON is nested too deep. `serde_json` has a limit too, but not for values that it only skips.
-fn too_deep(body: &[u8]) -> Option<usize> {
-    // `[` and `{` differ in one bit. Where there are few of them, they cannot be nested deep, and
-    // counting bytes is many times faster than following strings and escapes.
-    if body.iter().filter(|b| **b | 0x20 == b'{').count() <= DEPTH_MAX {
-        return None;
-    }
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
-    for (at, byte) in body.iter().enumerate() {
-        match (in_string, byte) {
-            (true, _) if escaped => escaped = false,
-            (true, b'\\') => escaped = true,
-            (true, b'"') => in_string = false,
-            (true, _) => {}
-            (false, b'"') => in_string = true,
-            (false, b'[' | b'{') => {
-                depth += 1;
-                if depth > DEPTH_MAX {
-                    return Some(at);
-                }
-            }
-            (false, b']' | b'}') => depth = depth.saturating_sub(1),
-            (false, _) => {}
-        }
-    }
-    None
-}
-
 /// A field of a PATCH: absent, null and a value are three different wishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Patch<T> {
@@ -310,8 +283,6 @@ fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// What our own structures and any sensible payload need; a stored payload must be shown again later.
-const DEPTH_MAX: usize = 64;
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 const BODY_GRACE: Duration = Duration::from_secs(5);
 

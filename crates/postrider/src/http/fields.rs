@@ -3,7 +3,10 @@
 //! They check themselves while the body is parsed, so that a wrong one is refused with the path to it.
 
 use super::error::Error;
-use crate::ids::{PublicKey, is_name};
+use crate::{
+    ids::{PublicKey, is_name},
+    ingest::content::{is_channel, is_ordering_key, is_text},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -33,12 +36,7 @@ text!(
     is_name,
     "must be 1 to 256 letters, digits, `-`, `_` or `.`"
 );
-text!(
-    Channel,
-    |text| (1..=128).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'+')),
-    "must be 1 to 128 letters, digits, `-`, `_`, `.`, `:` or `+`"
-);
+text!(Channel, is_channel, "must be 1 to 128 letters, digits, `-`, `_`, `.`, `:` or `+`");
 text!(
     /// What an application is called by people.
     Title,
@@ -50,13 +48,9 @@ text!(Description, |text| is_text(text, 16_384), "must be at most 16384 characte
 text!(
     /// By what messages are kept in order.
     OrderingKey,
-    |text| !text.is_empty() && is_text(text, 256),
+    is_ordering_key,
     "must be 1 to 256 characters, without NUL"
 );
-
-fn is_text(text: &str, length_max: usize) -> bool {
-    !text.contains('\0') && (text.len() <= length_max || text.chars().count() <= length_max)
-}
 
 /// A name that the owner gives: it can stand wherever the id can, and must not look like one.
 #[derive(Clone, Debug, PartialEq, Eq)]

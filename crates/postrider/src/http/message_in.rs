@@ -8,9 +8,9 @@ use super::{
     error::Error,
     extract,
     fields::{Channel, OrderingKey, Several, TypeName, Uid},
-    payload::has_lone_surrogate,
     time::Time,
 };
+use crate::ingest::content::{CHANNELS_MAX, TAGS_MAX, check_object, is_content_type, is_tag};
 use bytes::Bytes;
 use postrider_engine::MessageKey;
 use postrider_store::Content;
@@ -34,10 +34,10 @@ pub struct MessageIn<'a> {
     event_id: Option<Uid<MessageKey>>,
     /// Endpoints that listen to channels get the message only if it is on one of theirs.
     #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 10)]
-    channels: Option<Several<Channel, 10>>,
+    channels: Option<Several<Channel, CHANNELS_MAX>>,
     /// Words to find the message by.
     #[schema(value_type = Option<Vec<String>>, max_items = 5)]
-    tags: Option<Several<Tag, 5>>,
+    tags: Option<Several<Tag, TAGS_MAX>>,
     /// Creates the application on the way, if there is none under the path's name yet.
     application: Option<ApplicationIn>,
     /// How many days to keep the payload. Not together with `payloadRetentionHours`.
@@ -61,8 +61,7 @@ pub struct Tag(pub String);
 impl<'de> Deserialize<'de> for Tag {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || br"-_./\#".contains(&byte);
-        if (1..=128).contains(&text.len()) && text.bytes().all(fits) {
+        if is_tag(&text) {
             Ok(Self(text))
         } else {
             Err(de::Error::custom(r"must be 1 to 128 letters, digits, `-`, `_`, `.`, `/`, `\` or `#`"))
@@ -104,7 +103,8 @@ impl<'a> Draft<'a> {
             return Err(Error::invalid(["channels"], "must be at least one; leave them out for none"));
         }
         let keep_payload = keep_payload(message.payload_retention_period, message.payload_retention_hours)?;
-        let json = check_object(message.payload)?;
+        let json = message.payload;
+        check_object(json.get()).map_err(|flaw| Error::invalid(["payload"], flaw))?;
         let raw = message.transformations_params.map(Raw::parse).transpose()?.flatten();
         let (payload, content_type, json) = match raw {
             None => (body.slice_ref(json.get().as_bytes()), None, Some(json)),
@@ -125,16 +125,6 @@ impl<'a> Draft<'a> {
         };
         Ok(Self { content, keep_payload, application: message.application, json })
     }
-}
-
-fn check_object(json: &RawValue) -> Result<&RawValue, Error> {
-    if !json.get().starts_with('{') {
-        return Err(Error::invalid(["payload"], "must be a JSON object"));
-    }
-    if has_lone_surrogate(json.get().as_bytes()) {
-        return Err(Error::invalid(["payload"], "has a string with half of a surrogate pair"));
-    }
-    Ok(json)
 }
 
 fn is_empty_object(json: &RawValue) -> bool {
@@ -159,22 +149,11 @@ impl Raw {
             };
         };
         let content_type = content_type.unwrap_or_else(|| JSON.to_owned());
-        if content_type.len() > CONTENT_TYPE_MAX || !is_content_type(&content_type) {
+        if !is_content_type(&content_type) {
             return Err(Error::invalid(["transformationsParams", "headers", "content-type"], "is not a content type"));
         }
         Ok(Some(Self { text, content_type }))
     }
-}
-
-fn is_content_type(text: &str) -> bool {
-    let kind = text.split(';').next().unwrap_or_default().trim_end();
-    let parts: Vec<&str> = kind.split('/').collect();
-    let visible = text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
-    visible && matches!(parts[..], [first, second] if is_token(first) && is_token(second))
-}
-
-fn is_token(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
 fn keep_payload(days: Option<i64>, hours: Option<i64>) -> Result<Option<Duration>, Error> {
@@ -190,7 +169,6 @@ fn keep_payload(days: Option<i64>, hours: Option<i64>) -> Result<Option<Duration
 }
 
 const JSON: &str = "application/json";
-const CONTENT_TYPE_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,12 @@ use super::{
     payload::{Detail, Shown},
     time::Time,
 };
-use crate::{directory::AppEntry, ids::IdCodec, ingest::NewEvent, tokens::Principal};
+use crate::{
+    directory::AppEntry,
+    ids::IdCodec,
+    ingest::{NewEvent, content::DELIVER_AHEAD_MAX},
+    tokens::Principal,
+};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -24,7 +29,7 @@ use http::{StatusCode, request::Parts};
 use postrider_engine::{MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -131,9 +136,6 @@ pub fn payload_gone() -> Response {
     json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail })
 }
 
-/// How far ahead a message may be handed in.
-const DELIVER_AHEAD_MAX: std::time::Duration = std::time::Duration::from_hours(24);
-
 fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
     match deliver_at {
         // A little late is now: the repetition of a request whose answer got lost must get the first one's answer.
@@ -164,6 +166,7 @@ pub async fn accept<'a>(
         Err(AcceptError::KeyReused) => {
             Err(Error::Conflict("This idempotency key was used before with another request".into()))
         }
+        Err(AcceptError::Outdated) => Err(Error::Unavailable { retry_after: Duration::from_secs(1) }),
         Err(AcceptError::Store(fault)) => Err(fault.into()),
     }
 }
@@ -356,11 +359,11 @@ mod tests {
     #[test]
     fn a_delivery_can_be_put_off_by_a_day_at_most() {
         let now = Timestamp::from_millis(1_767_225_600_000);
-        let (hour, day) = (std::time::Duration::from_hours(1), DELIVER_AHEAD_MAX);
+        let (hour, day) = (Duration::from_hours(1), DELIVER_AHEAD_MAX);
         for (at, fine) in [
             (now.plus(hour), true),
             (now.plus(day), true),
-            (now.plus(day + std::time::Duration::from_millis(1)), false),
+            (now.plus(day + Duration::from_millis(1)), false),
             (now, true),
             (now.minus(hour), true),
             (now.minus(day + hour), false),

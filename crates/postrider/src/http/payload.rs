@@ -9,32 +9,6 @@ use postrider_store::{Content, Message};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
-/// Whether a string in there has half of a surrogate pair, which is no character. `json` must have been
-/// parsed before: what serde_json keeps raw, it does not look at so closely.
-pub fn has_lone_surrogate(json: &[u8]) -> bool {
-    let mut rest = json;
-    // A backslash stands in strings only, so there is no need to know where they begin and end.
-    while let Some(escape) = rest.iter().position(|byte| *byte == b'\\').map(|at| &rest[at..]) {
-        let length = match code_unit(escape) {
-            None => 2,
-            Some(0xD800..=0xDBFF) => match escape.get(6..).and_then(code_unit) {
-                Some(0xDC00..=0xDFFF) => 12,
-                _ => return true,
-            },
-            Some(0xDC00..=0xDFFF) => return true,
-            Some(_) => 6,
-        };
-        rest = escape.get(length..).unwrap_or_default();
-    }
-    false
-}
-
-/// The unit that an escape like `\u00e9` stands for, if `text` begins with one.
-fn code_unit(text: &[u8]) -> Option<u16> {
-    let digits = text.strip_prefix(br"\u")?.get(..4)?;
-    u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
-}
-
 /// Whether an answer carries what messages and responses say, or only what is known about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
@@ -110,39 +84,6 @@ const RAW: &str = "rawPayload";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn half_a_surrogate_pair_is_no_character() {
-        for (json, lone) in [
-            (r#"["\ud83d\ude00"]"#, false),
-            (r#"["\uD83D\uDE00 and \u00e9"]"#, false),
-            (r#"["\u0000\n"]"#, false),
-            (r#"["\\ud800"]"#, false),
-            (r#"["\ud800"]"#, true),
-            (r#"["\ud800\n"]"#, true),
-            (r#"["\ud800\u0041"]"#, true),
-            (r#"["\ude00"]"#, true),
-            (r#"{"\ud800":1}"#, true),
-        ] {
-            assert_eq!(has_lone_surrogate(json.as_bytes()), lone, "{json}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_string_is_judged_as_serde_json_would(units: Vec<u16>, text in ".*") {
-            let escaped: String = units.iter().map(|unit| format!("\\u{unit:04x}")).collect();
-            let text = serde_json::to_string(&text).expect("strings can be written");
-            let json = format!("{}{escaped}\"", &text[..text.len() - 1]);
-            prop_assert_eq!(has_lone_surrogate(json.as_bytes()), serde_json::from_str::<String>(&json).is_err());
-        }
-
-        #[test]
-        fn no_bytes_make_it_stumble(bytes: Vec<u8>) {
-            has_lone_surrogate(&bytes);
-        }
-    }
 
     #[test]
     fn what_is_shown_of_a_payload_is_always_an_object() {

@@ -203,7 +203,8 @@ async fn cancel(
     let CancelMsgsIn { created_before } = parse(&body)?;
     let before = created_before.0.min((api.clock)());
     let endpoint = app.endpoint(&api).await?.key.raw();
-    let task = background_tasks::new_task(&api, app.key(), TaskKind::Cancel { endpoint, before: before.as_millis() });
+    let task =
+        background_tasks::new_task(&api, app.key(), TaskKind::Cancel { endpoint, before: before.as_millis() }).await?;
     let done = task.key;
     let prepared = Answer { status: StatusCode::NO_CONTENT.as_u16(), body: bytes::Bytes::new() };
     let remember = key.remember(&app.principal, &body, &prepared);

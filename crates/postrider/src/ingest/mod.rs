@@ -1,18 +1,25 @@
 //! Takes a message in: works out whom it is owed to, and hands it to the store.
 
+pub mod content;
+
 use crate::{
     clock,
-    directory::{AppEntry, EndpointEntry},
+    directory::{AppEntry, Directory, EndpointEntry},
 };
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
-use postrider_store::{AcceptError, Accepted, Content, Idempotency, NewMessage, Store};
+use postrider_store::{AcceptError, Accepted, By, Content, Idempotency, NewMessage, Store};
 use std::sync::Arc;
+
+/// How often whom a message is owed to is worked out anew, because settings have changed meanwhile.
+const TRIES_MAX: usize = 3;
 
 pub struct Ingest {
     store: Arc<dyn Store>,
+    directory: Arc<Directory>,
     accepted: metrics::Counter,
 }
 
+#[derive(Clone)]
 pub struct NewEvent {
     pub content: Content,
     pub payload_expires_at: Option<Timestamp>,
@@ -22,36 +29,57 @@ pub struct NewEvent {
 }
 
 impl Ingest {
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, accepted: metrics::counter!("postrider_messages_accepted_total") }
+    pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>) -> Self {
+        Self { store, directory, accepted: metrics::counter!("postrider_messages_accepted_total") }
     }
 
     /// After `Ok` the message and all that it owes are on the disk.
-    pub async fn accept(&self, app: &AppEntry, event: NewEvent) -> Result<Accepted, AcceptError> {
-        let wants = |entry: &&Arc<EndpointEntry>| match event.only {
-            Some(endpoint) => entry.key == endpoint,
-            None => entry.wants(&event.content),
-        };
-        let wanting: Vec<&Arc<EndpointEntry>> = app.endpoints.iter().filter(wants).collect();
-        let owed = match event.only {
-            Some(endpoint) => vec![endpoint],
-            None => wanting.iter().map(|entry| entry.key).collect(),
-        };
-        let fifo =
-            wanting.iter().filter(|entry| entry.lane.ordering == Ordering::Fifo).map(|entry| entry.key).collect();
-        let message = NewMessage {
-            app: app.application.key,
-            at: clock::now(),
-            content: event.content,
-            payload_expires_at: event.payload_expires_at,
-            owed,
-            fifo,
-            idempotency: event.idempotency,
-        };
-        let accepted = self.store.accept(message).await?;
-        if let Accepted::Now(_) = accepted {
-            self.accepted.increment(1);
+    pub async fn accept(&self, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
+        let mut newer: Option<Arc<AppEntry>> = None;
+        for tries_left in (0..TRIES_MAX).rev() {
+            let entry = newer.as_deref().unwrap_or(app);
+            // Only an entry that is counted can be found outdated.
+            let copy = entry.generation.filter(|_| tries_left > 0).map(|_| event.clone());
+            match (self.store.accept(message(entry, event)).await, copy) {
+                (Err(AcceptError::Outdated), Some(copy)) => event = copy,
+                (Ok(accepted), _) => {
+                    if let Accepted::Now(_) = accepted {
+                        self.accepted.increment(1);
+                    }
+                    return Ok(accepted);
+                }
+                (Err(error), _) => return Err(error),
+            }
+            self.directory.outdated(entry);
+            let found = self.directory.application(&By::Key(app.application.key)).await?;
+            let has = |entry: &AppEntry, only| entry.endpoints.iter().any(|endpoint| endpoint.key == only);
+            // Whoever asks again hears that it is gone.
+            let Some(entry) = found.filter(|entry| event.only.is_none_or(|only| has(entry, only))) else { break };
+            newer = Some(entry);
         }
-        Ok(accepted)
+        Err(AcceptError::Outdated)
+    }
+}
+
+fn message(app: &AppEntry, event: NewEvent) -> NewMessage {
+    let wants = |entry: &&Arc<EndpointEntry>| match event.only {
+        Some(endpoint) => entry.key == endpoint,
+        None => entry.wants(&event.content),
+    };
+    let wanting: Vec<&Arc<EndpointEntry>> = app.endpoints.iter().filter(wants).collect();
+    let owed = match event.only {
+        Some(endpoint) => vec![endpoint],
+        None => wanting.iter().map(|entry| entry.key).collect(),
+    };
+    let fifo = wanting.iter().filter(|entry| entry.lane.ordering == Ordering::Fifo).map(|entry| entry.key).collect();
+    NewMessage {
+        app: app.application.key,
+        at: clock::now(),
+        generation: app.generation,
+        content: event.content,
+        payload_expires_at: event.payload_expires_at,
+        owed,
+        fifo,
+        idempotency: event.idempotency,
     }
 }

@@ -11,6 +11,7 @@ use super::{
         eventually,
         receiver::{Answer, Receiver},
         server::Server,
+        stores::StoreKind,
     },
 };
 use bytes::Bytes;
@@ -43,10 +44,10 @@ pub struct Drill {
 
 impl Drill {
     /// Everything is drawn from the seed but what the machine decides.
-    pub fn start(seed: u64, flags: &[&str]) -> Self {
+    pub fn start(store: StoreKind, seed: u64, flags: &[&str]) -> Self {
         let receiver = Receiver::start();
         let began = Instant::now();
-        let server = Server::start_with(flags);
+        let server = Server::start_on(store, flags);
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&server, &receiver));
         let book = Arc::<Book>::default();

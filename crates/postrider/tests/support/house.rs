@@ -1,5 +1,6 @@
 //! The API through its router, with the real store behind it and no network.
 
+use super::stores::StoreKind;
 use axum::{Router, body::Body};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
@@ -24,13 +25,14 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
+use tempfile::TempDir;
 use tower::ServiceExt;
 
 pub struct House {
     pub api: Arc<Api>,
     pub router: Router,
     pub token: String,
-    pub folder: tempfile::TempDir,
+    pub folder: Arc<TempDir>,
 }
 
 pub struct Reply {
@@ -58,24 +60,31 @@ impl House {
 
     /// With what the server itself says about how endpoints are treated.
     pub fn with_rules(rules: Layer) -> Self {
+        let folder = folder_with_keys();
+        let store = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
+        Self::on(store, folder, Vec::new(), rules)
+    }
+
+    pub async fn start_on(store: StoreKind) -> Self {
+        let folder = folder_with_keys();
+        Self::on(store.open(folder.path()).await, folder, Vec::new(), Layer::default())
+    }
+
+    /// On another store, with the keys in this folder, and with leave to deliver to these networks.
+    pub fn on(store: Arc<dyn Store>, folder: Arc<TempDir>, allow: Vec<ipnet::IpNet>, rules: Layer) -> Self {
         let rules = Arc::new(rules);
-        let folder = tempfile::tempdir().expect("a folder");
         let keyring = Keyring::open_or_create(folder.path()).expect("keys");
         let ids = IdCodec::new(*keyring.ids());
         let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
         let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("a key of our own"));
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(folder.path(), clock::now()).expect("a store"));
         let vault = Arc::new(Vault::new(keyring.encryption()));
-        let guard = Arc::new(AddressGuard::new(Vec::new()));
+        let guard = Arc::new(AddressGuard::new(allow));
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let api = Arc::new(Api {
-            directory: Arc::new(Directory::new(
-                Arc::clone(&store),
-                Arc::clone(&vault),
-                Arc::clone(&guard),
-                Arc::clone(&rules),
-            )),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            directory,
             store,
             ids,
             vault,
@@ -129,4 +138,11 @@ impl House {
         let key: AppKey = self.api.ids.key_of(app_id).expect("an id");
         self.api.tokens.mint_application(key, access, clock::now(), Duration::from_hours(1)).expect("a token")
     }
+}
+
+/// With keys in it: beside a database that is there already none would be made.
+fn folder_with_keys() -> Arc<TempDir> {
+    let folder = tempfile::tempdir().expect("a folder");
+    Keyring::open_or_create(folder.path()).expect("keys");
+    Arc::new(folder)
 }

@@ -1,12 +1,14 @@
 //! What the tests of the real binary share: the server as a process, and a receiver for what it sends.
 
 // Each test binary uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod api;
+pub mod cluster;
 pub mod house;
 pub mod receiver;
 pub mod server;
+pub mod stores;
 pub mod world;
 
 use std::time::{Duration, Instant};

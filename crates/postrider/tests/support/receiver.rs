@@ -144,6 +144,11 @@ impl Receiver {
         self.shared.lock().arrivals.len()
     }
 
+    /// When the newest request to `path` came.
+    pub fn newest_at(&self, path: &str) -> Option<Instant> {
+        self.shared.lock().arrivals.iter().rev().find(|arrival| arrival.path == path).map(|arrival| arrival.opened)
+    }
+
     /// Waits until at least `count` requests have come to `path`, and gives them all.
     pub async fn wait_for(&self, path: &str, count: usize) -> Vec<Arrival> {
         super::eventually(&format!("{count} requests to {path}"), async || {

@@ -3,6 +3,7 @@
 //! Everything here blocks its thread, and needs no runtime: what a test must not hold up meanwhile belongs on
 //! another thread, as the receiver is.
 
+use super::stores::StoreKind;
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
@@ -28,6 +29,17 @@ impl Server {
     /// On an empty folder, with leave to deliver to this machine.
     pub fn start() -> Self {
         Self::start_with(&[])
+    }
+
+    pub fn start_on(store: StoreKind, flags: &[&str]) -> Self {
+        let (place, flags) = (store.flags(), flags.iter().copied());
+        Self::start_with(&place.iter().map(String::as_str).chain(flags).collect::<Vec<_>>())
+    }
+
+    pub fn not_started_on(store: StoreKind) -> Self {
+        let mut server = Self::not_started(&[]);
+        server.flags = store.flags();
+        server
     }
 
     /// `flags` go to `postrider serve` besides those for the place, the port and the subnet.
@@ -139,6 +151,12 @@ impl Server {
 
     pub fn data(&self) -> PathBuf {
         self.home.path().join("data")
+    }
+
+    /// Of PostgreSQL, if it was started there.
+    pub fn database_url(&self) -> Option<&str> {
+        let flag = self.flags.iter().position(|flag| flag == "--database-url")?;
+        Some(&self.flags[flag + 1])
     }
 
     /// Everything logged so far, by all runs on this data.

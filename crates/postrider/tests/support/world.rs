@@ -5,6 +5,7 @@ use super::{
     eventually,
     receiver::{Answer, Receiver},
     server::Server,
+    stores::StoreKind,
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -21,7 +22,14 @@ impl World {
     }
 
     pub async fn start_with(flags: &[&str]) -> Self {
-        let server = Server::start_with(flags);
+        Self::around(Server::start_with(flags)).await
+    }
+
+    pub async fn start_on(store: StoreKind) -> Self {
+        Self::around(Server::start_on(store, &[])).await
+    }
+
+    async fn around(server: Server) -> Self {
         let mut client = Client::new(server.address(), server.token());
         client.create("/api/v1/app", &json!({"name": "Acme", "uid": "acme"})).await;
         Self { server, receiver: Receiver::start(), client }

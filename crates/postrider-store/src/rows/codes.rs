@@ -1,12 +1,12 @@
 //! Enums as the small integers that stand for them in a row. A code is never reused for something else.
 
+use super::Unreadable;
 use crate::TaskStatus;
 use postrider_engine::{
     Trigger,
     lanes::HeldBy,
     policy::{Class, DeathReason, DisableReason, Rule},
 };
-use rusqlite::types::{FromSqlError, FromSqlResult};
 
 /// Where a waiting row stands.
 ///
@@ -41,10 +41,10 @@ macro_rules! codes {
             match value { $($variant => $code,)+ }
         }
 
-        pub fn $decode(code: i64) -> FromSqlResult<$kind> {
+        pub fn $decode(code: i64) -> Result<$kind, Unreadable> {
             match code {
                 $($code => Ok($value),)+
-                other => Err(FromSqlError::OutOfRange(other)),
+                other => Err(Unreadable(format!("{other} stands for no {}", stringify!($kind)))),
             }
         }
     };

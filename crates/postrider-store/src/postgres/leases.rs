@@ -1,0 +1,452 @@
+//! Which lanes are this node's.
+//!
+//! A node is a row with a lease, by the database's clock. While it renews the lease in time its shards are its own; when it
+//! does not, any other node declares it dead, gives rows to what it held, and frees its shards. Whoever has fewer shards
+//! than its share takes free ones; whoever has more gives some back.
+//!
+//! The node itself counts its lease by its own clock, from before it asked for it: so it stops sending before anybody else
+//! can begin.
+
+use super::{
+    Db, Error, PostgresOptions, Result, connect::Ears, describe, execute, jobs::Writer, news, one, recover, rows,
+};
+use crate::{
+    Committed,
+    shards::{Shard, Shards, Tenure},
+};
+use postrider_engine::Timestamp;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+use tokio_postgres::types::ToSql;
+
+/// The greatest key that any node has used.
+pub async fn greatest_key(db: &Db) -> Result<i64> {
+    let found = one(db, "SELECT greatest(cluster.minted, (SELECT max(minted) FROM node)) FROM cluster", &[]).await?;
+    Ok(found.get(0))
+}
+
+/// What the database's clock says.
+pub async fn now(db: &Db) -> Result<Timestamp> {
+    let found = one(db, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
+    Ok(Timestamp::from_millis(found.get(0)))
+}
+
+pub struct Joined {
+    pub node: i64,
+    /// The greatest key that was in use.
+    pub used: i64,
+}
+
+/// Adds a node to the others. It has no shards yet.
+pub async fn join(db: &Db, options: &PostgresOptions) -> Result<Joined> {
+    let used = greatest_key(db).await?;
+    let joined = one(
+        db,
+        "WITH new AS (
+             INSERT INTO node (id, batch, settled_through, minted, name, started_at)
+             VALUES (nextval('node_id'), 0, 9223372036854775807, $1, $2, now()) RETURNING id),
+         leased AS (
+             INSERT INTO lease (node, until) SELECT id, clock_timestamp() + $3 * interval '1 millisecond' FROM new)
+         SELECT id FROM new",
+        &[&used, &options.name, &millis(options.lease)],
+    )
+    .await?;
+    Ok(Joined { node: joined.get(0), used })
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}
+
+/// Until when a lease that was asked for then is sure to hold, with some room for a last request to get away.
+pub fn sure_until(asked_at: Instant, options: &PostgresOptions) -> Instant {
+    asked_at + options.lease.saturating_sub(options.lease / 10)
+}
+
+/// Gives shards back. In a turn.
+pub async fn free(db: &Db, node: i64, shards: Shards) -> Result<()> {
+    execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &numbers(shards)])
+        .await?;
+    rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
+    Ok(())
+}
+
+fn numbers(shards: Shards) -> Vec<i16> {
+    shards.iter().map(|shard| i16::from(shard.number())).collect()
+}
+
+/// Ends a node's lease before its time.
+pub async fn give_up(db: &Db, node: i64) -> Result<()> {
+    execute(db, "DELETE FROM lease WHERE node = $1", &[&node]).await?;
+    Ok(())
+}
+
+/// Wants no shards any more. In a turn.
+pub async fn retire(db: &Db, node: i64) -> Result<()> {
+    execute(db, "UPDATE node SET retiring = true WHERE id = $1", &[&node]).await?;
+    rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
+    Ok(())
+}
+
+/// Takes free shards. In a turn.
+async fn claim(db: &Db, node: i64, count: usize) -> Result<Shards> {
+    let taken = rows(
+        db,
+        "UPDATE shard SET node = $1 WHERE number IN
+             (SELECT number FROM shard WHERE node IS NULL ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
+         RETURNING number",
+        &[&node, &(count as i64)],
+    )
+    .await?;
+    Ok(taken.iter().map(|row| shard(row.get(0))).collect())
+}
+
+fn shard(number: i16) -> Shard {
+    Shard::new(u8::try_from(number).unwrap_or(0))
+}
+
+/// How the nodes stand, as one of them sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    pub nodes: BTreeMap<i64, Standing>,
+    pub owned: BTreeMap<i64, Shards>,
+    pub free: Shards,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Serving,
+    /// It wants no shards any more.
+    Retiring,
+    /// Its lease is over.
+    Over,
+}
+
+/// What a node has to do about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// These are dead.
+    pub bury: Vec<i64>,
+    /// Take so many of the free shards.
+    pub claim: usize,
+    /// Give these back.
+    pub leave: Shards,
+}
+
+/// Each node's share differs by one shard at most. `leaving`: what it is giving back already.
+pub fn plan(view: &View, me: i64, leaving: Shards) -> Plan {
+    let of = |wanted: &dyn Fn(i64, Standing) -> bool| -> Vec<i64> {
+        view.nodes.iter().filter(|(id, standing)| wanted(**id, **standing)).map(|(id, _)| *id).collect()
+    };
+    let bury = of(&|id, standing| standing == Standing::Over && id != me);
+    let serving = of(&|id, standing| match standing {
+        Standing::Serving => true,
+        Standing::Retiring => false,
+        // It renews its lease just now.
+        Standing::Over => id == me,
+    });
+    let share = match serving.iter().position(|id| *id == me) {
+        Some(place) => Shard::COUNT / serving.len() + usize::from(place < Shard::COUNT % serving.len()),
+        None => 0,
+    };
+    let mine = view.owned.get(&me).copied().unwrap_or_default();
+    let kept = mine.without(leaving);
+    let surplus = kept.len().saturating_sub(share);
+    let leave = kept.iter().skip(kept.len() - surplus).collect();
+    let claim = share.saturating_sub(mine.len()).min(view.free.len());
+    Plan { bury, claim, leave }
+}
+
+/// Renews the lease and looks around. `None`: the node was declared dead.
+///
+/// `sure`: whoever has not renewed his lease by now could have, see `Keeper::is_sure`.
+pub async fn beat(db: &Db, me: i64, sure: bool, options: &PostgresOptions) -> Result<Option<View>> {
+    let lease = millis(options.lease);
+    let (renewing, looking): (&[&(dyn ToSql + Sync)], &[&(dyn ToSql + Sync)]) = (&[&me, &lease], &[&sure]);
+    // The lock waits for whoever is declaring this node dead. Without it the lease of a node that is gone would be renewed,
+    // and it would send on.
+    let renewed = execute(
+        db,
+        "INSERT INTO lease (node, until)
+         SELECT id, clock_timestamp() + $2 * interval '1 millisecond' FROM node WHERE id = $1 FOR KEY SHARE
+         ON CONFLICT (node) DO UPDATE SET until = excluded.until",
+        renewing,
+    );
+    let looked = rows(
+        db,
+        "SELECT node.id, lease.until IS NULL OR ($1 AND lease.until < clock_timestamp()) AS is_over,
+             (SELECT array_agg(number) FROM shard WHERE shard.node = node.id), node.retiring
+         FROM node LEFT JOIN lease ON lease.node = node.id
+         UNION ALL
+         SELECT 0, false, array_agg(number), false FROM shard WHERE node IS NULL",
+        looking,
+    );
+    let (renewed, found) = futures_util::try_join!(renewed, looked)?;
+    if renewed == 0 {
+        return Ok(None);
+    }
+    let mut view = View::default();
+    for row in &found {
+        let numbers: Option<Vec<i16>> = row.get(2);
+        let shards: Shards = numbers.unwrap_or_default().into_iter().map(shard).collect();
+        match row.get(0) {
+            0_i64 => view.free = shards,
+            id => {
+                let standing = match (row.get(1), row.get(3)) {
+                    (true, _) => Standing::Over,
+                    (false, true) => Standing::Retiring,
+                    (false, false) => Standing::Serving,
+                };
+                view.nodes.insert(id, standing);
+                view.owned.insert(id, shards);
+            }
+        }
+    }
+    Ok(Some(view))
+}
+
+/// Whether the database has been up for so long that whoever lives has found it again, even if it had to recover first,
+/// which is part of that time.
+async fn is_settled(db: &Db) -> Result<bool> {
+    let found = one(db, "SELECT pg_postmaster_start_time() < clock_timestamp() - interval '1 minute'", &[]).await?;
+    Ok(found.get(0))
+}
+
+/// Keeps the lease, the share and the news of one node, beside everything else.
+pub struct Keeper {
+    writer: Writer,
+    ears: Ears,
+    options: PostgresOptions,
+    /// What the dispatcher has been asked to give back.
+    leaving: Shards,
+    tenure: Tenure,
+    /// When what a dead node held falls due, if not now.
+    due: Option<Timestamp>,
+    /// At start: the database has been there for all this time, as far as can be told.
+    database_is_settled: bool,
+}
+
+impl Keeper {
+    pub fn new(writer: Writer, ears: Ears, options: PostgresOptions) -> Self {
+        Self {
+            writer,
+            ears,
+            options,
+            leaving: Shards::NONE,
+            tenure: Tenure::default(),
+            due: None,
+            database_is_settled: false,
+        }
+    }
+
+    /// Before anything else: takes over from the dead, and takes its share.
+    pub async fn begin(&mut self, due: Timestamp) -> Result<()> {
+        self.due = Some(due);
+        self.ears.open(self.writer.shared().tenure().0).await?;
+        self.database_is_settled = is_settled(self.ears.db()?).await?;
+        // Once to bury the dead and once to take what they leave.
+        for _ in 0..2 {
+            self.look().await?;
+        }
+        self.due = None;
+        self.database_is_settled = false;
+        Ok(())
+    }
+
+    pub async fn keep(mut self, mut stop: oneshot::Receiver<()>) {
+        loop {
+            let shared = self.writer.shared();
+            tokio::select! {
+                _ = &mut stop => return,
+                () = tokio::time::sleep(self.options.heartbeat) => {}
+                () = self.ears.heard() => {}
+                () = shared.wake_keeper.notified() => {}
+            }
+            if let Err(error) = self.look().await {
+                tracing::warn!(error = describe(&error), "the lease could not be renewed; trying again");
+                self.ears.shut();
+                tokio::time::sleep(self.options.heartbeat / 5).await;
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<()> {
+        let shared = self.writer.shared();
+        let tenure = shared.tenure();
+        if tenure != self.tenure {
+            self.tenure = tenure;
+            self.leaving = Shards::NONE;
+        }
+        self.ears.open(tenure.0).await?;
+        let asked_at = Instant::now();
+        let patience = self.options.lease.min(Duration::from_secs(3));
+        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
+        let Some(view) = beat.unwrap_or(Err(Error::TooSlow))? else {
+            self.writer.doubt();
+            return Ok(());
+        };
+        shared.renewed(tenure, sure_until(asked_at, &self.options));
+        self.hear_news(tenure).await?;
+        self.act(&view, tenure).await;
+        Ok(())
+    }
+
+    /// Whether a lease that is over means a death. When the database was away, from all nodes or only from this one, the
+    /// leases of others may be over because nobody could renew them, or because it has not been long since they can. So
+    /// whoever judges must have been in touch himself for as long as a lease lasts.
+    fn is_sure(&self) -> bool {
+        self.database_is_settled || self.ears.in_touch_for() >= self.options.lease
+    }
+
+    async fn hear_news(&mut self, tenure: Tenure) -> Result<()> {
+        let shared = self.writer.shared();
+        let (ids, news) = news::read(self.ears.db()?, tenure.0, &shared.owned()).await?;
+        shared.tell(news);
+        news::take_away(self.ears.db()?, &ids).await
+    }
+
+    async fn act(&mut self, view: &View, tenure: Tenure) {
+        let Plan { bury, claim: count, leave } = plan(view, tenure.0, self.leaving);
+        for node in bury {
+            self.bury(node).await;
+        }
+        if !leave.is_empty() {
+            self.leaving = self.leaving.with(leave);
+            self.writer.leave(leave);
+        }
+        if count > 0 {
+            self.claim(tenure, count).await;
+        }
+        let mine = view.owned.get(&tenure.0).copied().unwrap_or_default();
+        self.leaving = self.leaving.without(Shards::ALL.without(mine));
+    }
+
+    async fn bury(&mut self, node: i64) {
+        let (due, sure) = (self.due, self.is_sure());
+        let buried = self.writer.turn(move |turn| {
+            Box::pin(async move {
+                // It may have come back meanwhile; from here on it cannot.
+                recover::hold_node(turn.db(), node).await?;
+                let is_over = rows(
+                    turn.db(),
+                    "SELECT 1 FROM node LEFT JOIN lease ON lease.node = node.id
+                     WHERE node.id = $1 AND (lease.until IS NULL OR ($2 AND lease.until < clock_timestamp()))",
+                    &[&node, &sure],
+                )
+                .await?;
+                if is_over.is_empty() {
+                    return Ok(None);
+                }
+                let due = match due {
+                    Some(due) => due,
+                    None => now(turn.db()).await?,
+                };
+                recover::bury_node(turn.db(), node, due).await.map(Some)
+            })
+        });
+        match buried.await {
+            Ok(Some(deliveries)) => {
+                tracing::warn!(node, deliveries, "a node was not heard of any more; its lanes are taken over");
+                self.writer.shared().wake_keeper.notify_one();
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(node, %error, "a dead node could not be taken over from yet"),
+        }
+    }
+
+    async fn claim(&mut self, tenure: Tenure, count: usize) {
+        let claimed = self.writer.turn(move |turn| {
+            Box::pin(async move {
+                if turn.tenure() != tenure {
+                    return Ok(Shards::NONE);
+                }
+                let shards = claim(turn.db(), tenure.0, count).await?;
+                if !shards.is_empty() {
+                    turn.announce(Committed::Offered { tenure, shards });
+                }
+                Ok(shards)
+            })
+        });
+        match claimed.await {
+            Ok(shards) if self.options.own_at_once => drop(self.writer.shared().own(tenure, shards)),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "free lanes could not be taken yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some(numbers: impl IntoIterator<Item = u8>) -> Shards {
+        numbers.into_iter().map(Shard::new).collect()
+    }
+
+    /// Lets all nodes act on their plans, in turn, until nobody has anything to do.
+    fn settle(mut view: View) -> View {
+        for round in 0.. {
+            assert!(round < 10, "the nodes do not come to rest: {view:?}");
+            let before = view.clone();
+            for me in view.nodes.keys().copied().collect::<Vec<_>>() {
+                if view.nodes.get(&me).is_none_or(|standing| *standing == Standing::Over) {
+                    continue;
+                }
+                let Plan { bury, claim, leave } = plan(&view, me, Shards::NONE);
+                for dead in bury {
+                    view.nodes.remove(&dead);
+                    view.free = view.free.with(view.owned.remove(&dead).unwrap_or_default());
+                }
+                let taken: Shards = view.free.iter().take(claim).collect();
+                view.free = view.free.without(taken).with(leave);
+                let mine = view.owned.entry(me).or_default();
+                *mine = mine.with(taken).without(leave);
+            }
+            if view == before {
+                break;
+            }
+        }
+        view
+    }
+
+    fn shares(view: &View) -> Vec<usize> {
+        view.nodes.keys().map(|node| view.owned.get(node).map_or(0, Shards::len)).collect()
+    }
+
+    #[test]
+    fn shards_are_shared_evenly_whoever_comes_and_goes() {
+        let mut view = View { free: Shards::ALL, nodes: [(7, Standing::Serving)].into(), ..View::default() };
+        view = settle(view);
+        assert_eq!(shares(&view), [256]);
+        view.nodes.extend([8, 9].map(|id| (id, Standing::Serving)));
+        view = settle(view);
+        assert_eq!((shares(&view), view.free.len()), (vec![86, 85, 85], 0));
+        view.nodes.insert(8, Standing::Over);
+        view = settle(view);
+        assert_eq!((shares(&view), view.free.len()), (vec![128, 128], 0), "the dead one is gone: {view:?}");
+        view.nodes.insert(9, Standing::Retiring);
+        view = settle(view);
+        assert_eq!((shares(&view), view.free.len()), (vec![256, 0], 0), "the other one wants nothing: {view:?}");
+    }
+
+    #[test]
+    fn a_node_does_not_declare_itself_dead_nor_gives_back_twice() {
+        let view = View {
+            nodes: [(1, Standing::Over), (2, Standing::Serving)].into(),
+            owned: [(1, Shards::ALL)].into(),
+            free: Shards::NONE,
+        };
+        let first = plan(&view, 1, Shards::NONE);
+        assert_eq!((first.bury.len(), first.leave.len()), (0, 128));
+        assert_eq!(plan(&view, 1, first.leave).leave, Shards::NONE);
+    }
+
+    #[test]
+    fn nobody_takes_more_than_is_free() {
+        let view = View { nodes: [(1, Standing::Serving)].into(), free: some([3, 4]), ..View::default() };
+        assert_eq!(plan(&view, 1, Shards::NONE).claim, 2);
+    }
+}

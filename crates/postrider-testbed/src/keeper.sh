@@ -1,0 +1,43 @@
+# Keeps one PostgreSQL cluster: does what it reads, line by line, and answers each line with one of its own. When there
+# is nothing more to read, it ends the cluster and removes its folder.
+#
+# A test process that is killed cannot tidy up, but its end of the pipe is closed however it ends. That the server is
+# started here and nowhere else means that it cannot be started once the pipe is closed.
+#
+#   $1  the folder of PostgreSQL's programs
+#   $2  where to make a folder
+
+# Whoever reads the answers may be gone while one is written; that must not be the end of this shell.
+trap '' PIPE HUP INT TERM
+
+programs=$1
+folder=$(mktemp -d "$2/postrider-testbed.XXXXXX") || exit 1
+log=$folder/log
+data=$folder/data
+
+answer() {
+    if "$@" </dev/null >>"$log" 2>&1; then echo done; else echo failed; fi
+}
+
+echo "$folder"
+while read -r order argument; do
+    case $order in
+    create)
+        # The server itself keeps fsync on; files that it has not yet been started with need none.
+        answer "$programs/initdb" -D "$data" -U postgres -A trust -E UTF8 --no-locale --no-sync
+        ;;
+    start)
+        answer "$programs/pg_ctl" start -w -t 120 -D "$data" -l "$log" \
+            -o "-p $argument -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c max_connections=200"
+        ;;
+    stop)
+        answer "$programs/pg_ctl" stop -w -t 120 -D "$data" -m "$argument"
+        ;;
+    *)
+        echo failed
+        ;;
+    esac
+done
+
+"$programs/pg_ctl" stop -w -D "$data" -m immediate </dev/null >/dev/null 2>&1
+rm -rf "$folder"

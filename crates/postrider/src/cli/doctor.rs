@@ -1,0 +1,242 @@
+//! `postrider doctor`: looks at everything that a deployment rests on, changes nothing, and says what to do.
+
+use super::{
+    client::{Client, OutputFlags},
+    print::{self, Form},
+    serve::PlaceFlags,
+};
+use crate::{
+    clock,
+    config::Settings,
+    deployment::{VAULT_CHECK, check, postgres_options},
+    keyring::Keyring,
+    vault::Vault,
+};
+use anyhow::anyhow;
+use postrider_store::{
+    doctor::{Finding, Verdict},
+    postgres::{self, Visitor},
+    sqlite,
+};
+use serde_json::json;
+use std::{path::Path, process::Command, time::Duration};
+use url::Url;
+
+#[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 no problem was found (there may be warnings), 1 there is one, 2 wrong usage")]
+pub struct Args {
+    #[command(flatten)]
+    place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+    /// A running server to look at as well
+    #[arg(long, value_name = "SERVER_URL", env = "POSTRIDER_URL")]
+    url: Option<Url>,
+    /// Its API token, to look at its metrics
+    #[arg(long, env = "POSTRIDER_TOKEN", hide_env_values = true, requires = "url")]
+    token: Option<String>,
+}
+
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let report = Report { form: args.output.form(), problems: 0 };
+    let problems = report.fill(&args).await?;
+    match problems {
+        0 => Ok(()),
+        1 => Err(anyhow!("there is a problem")),
+        problems => Err(anyhow!("there are {problems} problems")),
+    }
+}
+
+/// Findings are shown as they come: some take their time.
+struct Report {
+    form: Form,
+    problems: usize,
+}
+
+impl Report {
+    async fn fill(mut self, args: &Args) -> anyhow::Result<usize> {
+        match args.place.settings(Vec::new()) {
+            Ok(settings) => {
+                self.add(Finding::fine(SETTINGS, "read; the data folder is ".to_owned() + &shown(&settings.data)))?;
+                self.look_at_deployment(&settings).await?;
+            }
+            Err(error) => self.add(Finding::problem(SETTINGS, causes(&error)))?,
+        }
+        if let Some(url) = &args.url {
+            self.look_at_server(url, args.token.as_deref()).await?;
+        }
+        Ok(self.problems)
+    }
+
+    fn add(&mut self, finding: Finding) -> anyhow::Result<()> {
+        let Finding { what, verdict, words } = finding;
+        let verdict_word = match verdict {
+            Verdict::Fine => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Problem => "problem",
+        };
+        self.problems += usize::from(verdict == Verdict::Problem);
+        print::say(&match self.form {
+            Form::Text => format!("{verdict_word:8} {what:14} {}", print::escaped_word(&words, WORDS_MAX)),
+            Form::Json => {
+                print::json_line(&json!({ "check": what, "verdict": verdict_word, "words": words }).to_string())
+            }
+        })?;
+        Ok(())
+    }
+
+    async fn look_at_deployment(&mut self, settings: &Settings) -> anyhow::Result<()> {
+        let folder = &settings.data;
+        self.add(writable(folder))?;
+        self.add(room(folder))?;
+        match &settings.database_url {
+            None => {
+                self.add(keys(folder, sqlite::note(folder, VAULT_CHECK).map_err(|error| error.to_string())))?;
+                let looked_at = folder.clone();
+                let looking =
+                    tokio::task::spawn_blocking(move || sqlite::examine(&looked_at, clock::now(), DAMAGE_LOOK_MAX));
+                looking.await?.into_iter().try_for_each(|finding| self.add(finding))
+            }
+            Some(url) => {
+                let options = match postgres_options(settings) {
+                    Ok(options) => options,
+                    Err(error) => return self.add(Finding::problem(SETTINGS, format!("{error:#}"))),
+                };
+                let findings = postgres::examine(url, &options, clock::now).await;
+                let noted = match Visitor::connect(url, &options).await {
+                    Ok(visitor) => visitor.note(VAULT_CHECK).await,
+                    Err(error) => Err(error),
+                };
+                self.add(keys(folder, noted.map_err(|error| error.to_string())))?;
+                findings.into_iter().try_for_each(|finding| self.add(finding))
+            }
+        }
+    }
+
+    async fn look_at_server(&mut self, url: &Url, token: Option<&str>) -> anyhow::Result<()> {
+        let client = Client::with_token(url.clone(), token.unwrap_or_default().to_owned())?;
+        if let Err(error) = client.get(&["health"], &[]).await {
+            return self.add(Finding::problem(RUNNING, format!("{error:#}")));
+        }
+        self.add(Finding::fine(RUNNING, "it answers"))?;
+        if token.is_none() {
+            return Ok(());
+        }
+        self.add(match client.metrics().await {
+            Ok(metrics) => counted(&metrics),
+            Err(error) => Finding::problem(METRICS, format!("{error:#}")),
+        })
+    }
+}
+
+/// Whether the keys are there, and are those of the database, which says so by a note.
+fn keys(folder: &Path, noted: Result<Option<Vec<u8>>, String>) -> Finding {
+    let keyring = match Keyring::open(folder) {
+        Ok(keyring) => keyring,
+        Err(error) if matches!(noted, Ok(None)) && !folder.join(Keyring::FILE).exists() => {
+            return Finding::warning(KEYS, causes(&error));
+        }
+        Err(error) => return Finding::problem(KEYS, causes(&error)),
+    };
+    match noted {
+        Ok(Some(sealed)) => match check(&Vault::new(keyring.encryption()), &sealed) {
+            Ok(()) => Finding::fine(KEYS, "those of this database; keep a copy of keys.toml elsewhere"),
+            Err(error) => Finding::problem(KEYS, error.to_string()),
+        },
+        Ok(None) => Finding::fine(KEYS, "readable; the database is not yet tied to any"),
+        Err(error) => {
+            Finding::warning(KEYS, format!("readable, but whether they are the database's is not known: {error}"))
+        }
+    }
+}
+
+fn writable(folder: &Path) -> Finding {
+    if !folder.exists() {
+        return Finding::warning(FOLDER, format!("{} is not there; the first start makes it", shown(folder)));
+    }
+    match tempfile::tempfile_in(folder) {
+        Ok(_) => Finding::fine(FOLDER, "can be written to"),
+        Err(error) => Finding::problem(
+            FOLDER,
+            format!("{} cannot be written to by this user: {error}; run as the user of the server", shown(folder)),
+        ),
+    }
+}
+
+/// By the system's own `df`: the standard library does not tell.
+fn room(folder: &Path) -> Finding {
+    let free_kib = Command::new("df").arg("-Pk").arg(folder).output().ok().and_then(|told| {
+        let told = String::from_utf8(told.stdout).ok()?;
+        told.lines().nth(1)?.split_whitespace().nth(3)?.parse::<u64>().ok()
+    });
+    match free_kib.map(|kib| kib / 1024) {
+        None => Finding::fine(DISK, "how much is free is not known"),
+        Some(mib @ ..ROOM_MIB_MIN) => {
+            Finding::problem(DISK, format!("{mib} MiB are free; without room nothing is accepted: make some"))
+        }
+        Some(mib @ ROOM_MIB_MIN..ROOM_MIB) => Finding::warning(DISK, format!("{mib} MiB are free; make room in time")),
+        Some(mib) => Finding::fine(DISK, format!("{} GiB are free", mib / 1024)),
+    }
+}
+
+fn counted(metrics: &str) -> Finding {
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or("?").to_owned()
+    };
+    let [waiting, dead] = ["postrider_deliveries_waiting", "postrider_dead_letters"].map(value);
+    Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters"))
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+const SETTINGS: &str = "settings";
+const FOLDER: &str = "data folder";
+const DISK: &str = "disk";
+const KEYS: &str = "keys";
+const RUNNING: &str = "api";
+const METRICS: &str = "metrics";
+
+const WORDS_MAX: usize = 1_000;
+/// Long enough for some gigabytes. The log of a running server grows meanwhile.
+const DAMAGE_LOOK_MAX: Duration = Duration::from_secs(60);
+const ROOM_MIB: u64 = 4 * 1024;
+const ROOM_MIB_MIN: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_judged_by_whether_anything_was_written_with_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let judged = |noted| keys(folder.path(), noted).verdict;
+        assert_eq!(judged(Ok(None)), Verdict::Warning, "a first start makes them");
+        assert_eq!(judged(Ok(Some(vec![1]))), Verdict::Problem, "they are needed and not there");
+        Keyring::open_or_create(folder.path()).expect("made");
+        assert_eq!(judged(Ok(None)), Verdict::Fine);
+        assert_eq!(judged(Ok(Some(vec![1]))), Verdict::Problem, "they are others");
+        assert_eq!(judged(Err("away".to_owned())), Verdict::Warning);
+    }
+
+    #[test]
+    fn the_disk_is_looked_at() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(room(folder.path()).words.ends_with("free") || room(folder.path()).words.contains("MiB"));
+        assert_eq!(writable(folder.path()).verdict, Verdict::Fine);
+        assert_eq!(writable(&folder.path().join("nowhere")).verdict, Verdict::Warning);
+    }
+
+    #[test]
+    fn what_waits_is_read_from_the_metrics() {
+        let metrics = "# TYPE postrider_dead_letters gauge\npostrider_dead_letters 3\npostrider_deliveries_waiting 7\n";
+        assert_eq!(counted(metrics).words, "7 deliveries wait, 3 dead letters");
+    }
+}

@@ -1,0 +1,79 @@
+//! `postrider move`: from the database in a folder to one on PostgreSQL.
+
+use super::{Usage, print, receive::stop_signal, serve::PlaceFlags};
+use crate::{
+    clock,
+    deployment::{VAULT_CHECK, check, postgres_options},
+    keyring::Keyring,
+    vault::Vault,
+};
+use anyhow::{Context, anyhow};
+use indicatif::{ProgressBar, ProgressStyle};
+use postrider_store::{
+    PostgresOptions, Progress, move_to_postgres,
+    postgres::{DatabaseUrl, Visitor},
+};
+use std::path::Path;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Example:
+  POSTRIDER_DATABASE_URL=postgres://... postrider move --data /var/lib/postrider
+
+The server must be stopped, and the database must hold nothing of Postrider's. Everything moves, or nothing does.
+Exit codes: 0 moved, 1 not moved, 2 wrong usage or settings")]
+pub struct Args {
+    #[command(flatten)]
+    place: PlaceFlags,
+}
+
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let settings = args.place.settings(Vec::new())?;
+    let Some(url) = &settings.database_url else {
+        return Err(Usage("say where to: --database-url, or POSTRIDER_DATABASE_URL".to_owned()).into());
+    };
+    let options = postgres_options(&settings)?;
+    refuse_other_keys(&settings.data, url, &options).await?;
+    let bar = bar()?;
+    let moving = move_to_postgres(&settings.data, url, &options, clock::now(), |progress| draw(&bar, progress));
+    let moved = tokio::select! {
+        moved = moving => moved,
+        stopped = stop_signal() => {
+            stopped?;
+            bar.finish_and_clear();
+            return Err(anyhow!("ended early; nothing was moved"));
+        }
+    };
+    bar.finish_and_clear();
+    let rows = moved?.into_iter().map(|(table, rows)| vec![table.to_owned(), rows.to_string()]).collect::<Vec<_>>();
+    print::say(&print::table(&["TABLE", "ROWS"], &rows))?;
+    let data = settings.data.display();
+    print::tell(&format!(
+        "Moved to {url}; each table has as many rows there. The keys stay in {data}: start the server with the same folder \
+         and with database_url. postrider.db is not used any more, and no server starts on it; remove it when you are sure."
+    ));
+    Ok(())
+}
+
+/// What a node with other keys has begun cannot be gone on with.
+async fn refuse_other_keys(folder: &Path, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<()> {
+    let keyring = Keyring::open(folder)?;
+    match Visitor::connect(url, options).await?.note(VAULT_CHECK).await? {
+        Some(sealed) => check(&Vault::new(keyring.encryption()), &sealed),
+        None => Ok(()),
+    }
+}
+
+/// Where standard error is no terminal, it draws nothing by itself.
+fn bar() -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:40} {pos} of {len} rows, {msg}; {eta} left");
+    Ok(ProgressBar::no_length().with_style(style.context("drawing the bar")?))
+}
+
+fn draw(bar: &ProgressBar, Progress { table, done, total }: Progress) {
+    bar.set_length(total);
+    bar.set_position(done);
+    if bar.message() != table {
+        bar.set_message(table);
+    }
+}

@@ -1,0 +1,127 @@
+//! The keys and the database of a deployment, which must belong together.
+//!
+//! Whoever starts with other keys than the database was written with would be locked out of it, and on a database that
+//! nodes share he would seal what the others cannot open. So that is found out before anything is served, and before
+//! this node joins the others.
+
+use crate::{
+    clock,
+    config::Settings,
+    keyring::Keyring,
+    serve::system_rng,
+    vault::{Private, Vault},
+};
+use anyhow::Context;
+use postrider_engine::EndpointKey;
+use postrider_store::{
+    PostgresOptions, PostgresStore, SqliteStore, Store,
+    postgres::{self, DatabaseUrl, Visitor},
+};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+pub struct Deployment {
+    pub keyring: Keyring,
+    pub vault: Arc<Vault>,
+    pub store: Arc<dyn Store>,
+}
+
+impl Deployment {
+    pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
+        match &settings.database_url {
+            None => Self::open_alone(&settings.data).await,
+            Some(url) => Self::open_shared(settings, url).await,
+        }
+    }
+
+    async fn open_alone(folder: &Path) -> anyhow::Result<Self> {
+        // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
+        let keyring = keys_in(folder)?;
+        let data = folder.to_owned();
+        let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
+        let vault = Arc::new(Vault::new(keyring.encryption()));
+        match store.note(VAULT_CHECK).await? {
+            Some(sealed) => check(&vault, &sealed)?,
+            None => store.put_note(VAULT_CHECK, seal_nothing(&vault)?).await?,
+        }
+        Ok(Self { keyring, vault, store: Arc::new(store) })
+    }
+
+    async fn open_shared(settings: &Settings, url: &DatabaseUrl) -> anyhow::Result<Self> {
+        let options = postgres_options(settings)?;
+        let keyring = keys_of_shared(&settings.data, url, &options).await?;
+        if settings.data.join(SqliteStore::FILE).exists() {
+            let folder = settings.data.display().to_string();
+            tracing::warn!(
+                folder,
+                "the data folder has a database of its own, which is not used; see `postrider move`"
+            );
+        }
+        let vault = Arc::new(Vault::new(keyring.encryption()));
+        let store = PostgresStore::open(url, clock::now(), options).await?;
+        Ok(Self { keyring, vault, store: Arc::new(store) })
+    }
+}
+
+/// How to get to the database of these settings.
+pub fn postgres_options(settings: &Settings) -> anyhow::Result<PostgresOptions> {
+    let ca_pem = match &settings.database_ca_file {
+        Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
+        None => None,
+    };
+    let (name, lease) = (settings.node_name.clone(), settings.lease);
+    // So that it takes several lost renewals, not one, to lose the lanes.
+    Ok(PostgresOptions { name, ca_pem, lease, heartbeat: lease / 5, ..PostgresOptions::default() })
+}
+
+/// The keys in the folder, once it is sure that they are those of the database. New ones for a new database.
+pub async fn keys_of_shared(folder: &Path, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<Keyring> {
+    let visitor = Visitor::connect(url, options).await?;
+    let noted = visitor.note(VAULT_CHECK).await?;
+    if noted.is_some() && !folder.join(Keyring::FILE).exists() {
+        anyhow::bail!(
+            "this database belongs to a deployment whose {} is not in {}; copy it from another node",
+            Keyring::FILE,
+            folder.display()
+        );
+    }
+    let keyring = keys_in(folder)?;
+    let vault = Vault::new(keyring.encryption());
+    let sealed = match noted {
+        Some(sealed) => sealed,
+        None => {
+            postgres::migrate(url, options).await?;
+            // Two nodes with keys of their own may both have found it empty. One of them is refused.
+            visitor.claim_note(VAULT_CHECK, seal_nothing(&vault)?).await?
+        }
+    };
+    check(&vault, &sealed)?;
+    Ok(keyring)
+}
+
+fn keys_in(folder: &Path) -> anyhow::Result<Keyring> {
+    let file = folder.join(Keyring::FILE);
+    let first_start = !file.exists();
+    let keyring = Keyring::open_or_create(folder)?;
+    if first_start {
+        tracing::info!(file = file.display().to_string(), "made the keys of this deployment; keep a copy of that file");
+    }
+    Ok(keyring)
+}
+
+fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
+    let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
+    Ok(vault.seal(NOBODY, &nothing, &mut system_rng()?))
+}
+
+/// Opens the sealed note to see whether the key fits.
+pub fn check(vault: &Vault, sealed: &[u8]) -> anyhow::Result<()> {
+    vault.open(NOBODY, sealed).context(
+        "the encryption key in keys.toml is not the one that this database was made with; \
+         put the right keys.toml back into the data folder",
+    )?;
+    Ok(())
+}
+
+/// The note that tells which keys a database was written with.
+pub const VAULT_CHECK: &str = "vault_check";
+const NOBODY: EndpointKey = EndpointKey::new(0);

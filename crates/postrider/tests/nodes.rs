@@ -1,0 +1,184 @@
+//! Several nodes on one PostgreSQL, in one process: what each of them serves, and what the others' changes mean to it.
+
+mod support;
+
+use postrider::{
+    clock,
+    dispatch::Dispatch,
+    transport::{AddressGuard, Transport, TransportConfig},
+};
+use postrider_engine::policy::Layer;
+use postrider_store::{PostgresOptions, PostgresStore, postgres::DatabaseUrl};
+use postrider_testbed::Cluster;
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use support::{eventually, house::House, receiver::Receiver};
+use tempfile::TempDir;
+use tokio::{sync::watch, task::JoinHandle};
+
+/// Where the nodes of one deployment meet.
+struct Place {
+    url: DatabaseUrl,
+    folder: Arc<TempDir>,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let url = Cluster::shared().fresh_database().await.parse().expect("the testbed gives proper addresses");
+        Self { url, folder: Arc::new(tempfile::tempdir().expect("a folder")) }
+    }
+
+    /// The API of a node, without a dispatcher behind it.
+    async fn house(&self) -> House {
+        self.house_with(ALERT).await
+    }
+
+    async fn house_with(&self, (heartbeat, lease): (Duration, Duration)) -> House {
+        let options = PostgresOptions { heartbeat, lease, ..PostgresOptions::default() };
+        let store = PostgresStore::open(&self.url, clock::now(), options).await.expect("the store opens");
+        House::on(Arc::new(store), Arc::clone(&self.folder), own_machine(), Layer::default())
+    }
+
+    async fn node(&self) -> Node {
+        self.node_with(ALERT).await
+    }
+
+    async fn node_with(&self, times: (Duration, Duration)) -> Node {
+        let house = self.house_with(times).await;
+        let transport = Transport::new(TransportConfig::new(AddressGuard::new(own_machine()))).expect("a transport");
+        let api = &house.api;
+        let (store, directory) = (Arc::clone(&api.store), Arc::clone(&api.directory));
+        let dispatch = Dispatch::new(store, directory, transport, api.ids.clone(), Arc::clone(&api.tasks));
+        let (stop, stopped) = watch::channel(false);
+        Node { house, stop, dispatching: tokio::spawn(dispatch.run(stopped)) }
+    }
+}
+
+/// How often a node renews its lease, and how long that is.
+const ALERT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+const SLEEPY: (Duration, Duration) = (Duration::from_hours(1), Duration::from_millis(400));
+
+fn own_machine() -> Vec<ipnet::IpNet> {
+    vec!["127.0.0.0/8".parse().expect("a network")]
+}
+
+struct Node {
+    house: House,
+    stop: watch::Sender<bool>,
+    dispatching: JoinHandle<()>,
+}
+
+impl Node {
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        self.dispatching.await.expect("the dispatcher ends by itself");
+        self.house.api.store.close().await;
+    }
+}
+
+async fn send(house: &House, app: &str) -> String {
+    let sent = house.post(&format!("app/{app}/msg"), json!({"eventType": "a.b", "payload": {}})).await.expect(202);
+    sent["id"].as_str().expect("an id").to_owned()
+}
+
+#[tokio::test]
+async fn a_message_is_owed_to_an_endpoint_that_another_node_has_just_added() {
+    let place = Place::new().await;
+    let (one, two) = (place.house().await, place.house().await);
+    one.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    // Nobody tells this one of changes, as if its news were late.
+    send(&two, "acme").await;
+    for endpoint in ["first", "second"] {
+        let body = json!({"url": "https://example.com/", "ordering": "fifo"});
+        one.call("PUT", &format!("app/acme/endpoint/{endpoint}"), body).await.expect(201);
+        let message = send(&two, "acme").await;
+        let owed = two.get(&format!("app/acme/msg/{message}/endpoint")).await.expect(200);
+        let owed = owed["data"].as_array().expect("a list").iter().any(|it| it["uid"] == endpoint);
+        assert!(owed, "{endpoint}");
+    }
+    one.call("DELETE", "app/acme", json!(null)).await.expect(204);
+    let refused = two.post("app/acme/msg", json!({"eventType": "a.b", "payload": {}})).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert_eq!(two.post("app/acme/msg", json!({"eventType": "a.b", "payload": {}})).await.status, 404);
+    for house in [one, two] {
+        house.api.store.close().await;
+    }
+}
+
+#[tokio::test]
+async fn lanes_that_move_to_another_node_deliver_everything_once_and_in_order() {
+    const APPS: usize = 24;
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let one = place.node().await;
+    for app in 0..APPS {
+        one.house.call("PUT", &format!("app/a{app}"), json!({"name": "A"})).await.expect(201);
+        let body = json!({"url": receiver.url(&format!("/a{app}")), "ordering": "fifo"});
+        one.house.call("PUT", &format!("app/a{app}/endpoint/hook"), body).await.expect(201);
+    }
+    let mut sent = 0;
+    let mut send_to_all = async |houses: &[&House]| {
+        for app in 0..APPS {
+            send(houses[sent % houses.len()], &format!("a{app}")).await;
+            sent += 1;
+        }
+        sent
+    };
+    for _ in 0..5 {
+        send_to_all(&[&one.house]).await;
+    }
+    let two = place.node().await;
+    for _ in 0..10 {
+        send_to_all(&[&one.house, &two.house]).await;
+    }
+    one.stop().await;
+    for _ in 0..4 {
+        send_to_all(&[&two.house]).await;
+    }
+    let sent = send_to_all(&[&two.house]).await;
+    eventually("all that was sent", async || (receiver.count() >= sent).then_some(())).await;
+    two.stop().await;
+    for app in 0..APPS {
+        let arrivals = receiver.arrivals_at(&format!("/a{app}"));
+        let numbers: Vec<usize> =
+            arrivals.iter().map(|arrival| arrival.header("webhook-sequence").parse().expect("a number")).collect();
+        assert_eq!(numbers, (1..=sent / APPS).collect::<Vec<_>>(), "a{app}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it_comes_back() {
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let sleepy = place.node_with(SLEEPY).await;
+    sleepy.house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    let body = json!({"url": receiver.url("/hook"), "ordering": "fifo"});
+    sleepy.house.call("PUT", "app/acme/endpoint/hook", body).await.expect(201);
+    let first = sleepy.house.api.store.tenure();
+    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send()).then_some(())).await;
+    for _ in 0..20 {
+        send(&sleepy.house, "acme").await;
+    }
+    let sent_before = receiver.count();
+    let alert = place.node().await;
+    let arrived = |receiver: &Receiver, number: usize| {
+        receiver.arrivals().iter().any(|arrival| arrival.header("webhook-sequence") == number.to_string())
+    };
+    eventually("what the other one held", async || arrived(&receiver, 20).then_some(())).await;
+    eventually("the news that it is over", async || {
+        send(&sleepy.house, "acme").await;
+        (sleepy.house.api.store.tenure() != first).then_some(())
+    })
+    .await;
+    let message = send(&sleepy.house, "acme").await;
+    eventually("what it took in afterwards", async || {
+        receiver.arrivals().iter().any(|arrival| arrival.header("webhook-id") == message).then_some(())
+    })
+    .await;
+    sleepy.stop().await;
+    alert.stop().await;
+    let mut numbers: Vec<usize> = (receiver.arrivals().iter().skip(sent_before))
+        .map(|arrival| arrival.header("webhook-sequence").parse().expect("a number"))
+        .collect();
+    assert!(numbers.is_sorted(), "{numbers:?}");
+    numbers.dedup();
+    assert_eq!(numbers.last().copied(), Some(numbers.len() + numbers[0] - 1), "none is missing: {numbers:?}");
+}

@@ -1,0 +1,165 @@
+//! Several nodes on one PostgreSQL of their own, each behind a proxy that can cut it off from the database.
+
+use super::server::Server;
+use postrider::keyring::Keyring;
+use postrider_testbed::Cluster as Database;
+use std::{
+    fs, io,
+    net::{self, Ipv4Addr, SocketAddr},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    runtime::Runtime,
+    sync::watch,
+};
+use url::Url;
+
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    pub database: Database,
+    _proxying: Runtime,
+}
+
+pub struct Node {
+    pub server: Server,
+    pub line: Line,
+}
+
+impl Cluster {
+    /// `flags` go to every node.
+    pub fn start(count: usize, flags: &[&str]) -> Self {
+        let database = Database::start();
+        let proxying = Runtime::new().expect("a runtime for the proxies");
+        let url = Url::parse(&proxying.block_on(database.fresh_database())).expect("an address");
+        let mut nodes: Vec<Node> = Vec::with_capacity(count);
+        for number in 0..count {
+            let line = Line::lay(&proxying, &url);
+            let name = format!("node-{number}");
+            let flags = [&["--database-url", line.url.as_str(), "--node-name", &name], flags].concat();
+            let server = match nodes.first() {
+                None => Server::start_with(&flags),
+                Some(first) => Server::start_beside(&first.server, &flags),
+            };
+            nodes.push(Node { server, line });
+        }
+        Self { nodes, database, _proxying: proxying }
+    }
+
+    /// It is the same for all nodes.
+    pub fn token(&self) -> &str {
+        self.nodes[0].server.token()
+    }
+}
+
+impl Server {
+    /// With the keys of one that has been started, for the same database.
+    fn start_beside(other: &Self, flags: &[&str]) -> Self {
+        let mut server = Self::not_started(flags);
+        fs::create_dir(server.data()).expect("a folder that is not there yet");
+        fs::copy(other.data().join(Keyring::FILE), server.data().join(Keyring::FILE)).expect("the other has keys");
+        server.start_again();
+        server
+    }
+}
+
+/// What a node's connections to the database run through.
+pub struct Line {
+    url: Url,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Whole,
+    /// Every connection is broken as soon as it is made.
+    Cut,
+    /// What is said is heard, and the answers are not.
+    Deaf,
+    /// Nothing comes through either way.
+    Silent,
+}
+
+impl Line {
+    fn lay(runtime: &Runtime, database: &Url) -> Self {
+        let socket = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port for the proxy");
+        let mut url = database.clone();
+        url.set_port(Some(socket.local_addr().expect("it is bound").port())).expect("the address has a port");
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, database.port().expect("the address has a port")));
+        let state = watch::Sender::new(State::Whole);
+        runtime.spawn(pass_all_on(socket, server, state.subscribe()));
+        Self { url, state }
+    }
+
+    /// Breaks all connections, and every new one, until `mend`.
+    pub fn cut(&self) {
+        self.state.send_replace(State::Cut);
+    }
+
+    /// Holds back what the database answers, until `mend`.
+    pub fn deafen(&self) {
+        self.state.send_replace(State::Deaf);
+    }
+
+    /// Holds back everything, until `mend`.
+    pub fn silence(&self) {
+        self.state.send_replace(State::Silent);
+    }
+
+    /// What was held back comes now, as after a loss of packets.
+    pub fn mend(&self) {
+        self.state.send_replace(State::Whole);
+    }
+}
+
+async fn pass_all_on(socket: net::TcpListener, server: SocketAddr, state: watch::Receiver<State>) {
+    socket.set_nonblocking(true).expect("a socket of ours");
+    let listener = TcpListener::from_std(socket).expect("it is non-blocking");
+    loop {
+        let (client, _) = listener.accept().await.expect("file handles for a connection");
+        let mut cut = state.clone();
+        let lines = (state.clone(), state.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = pass_on(client, server, lines) => {}
+                _ = cut.wait_for(|state| *state == State::Cut) => {}
+            }
+        });
+    }
+}
+
+async fn pass_on(
+    client: TcpStream,
+    server: SocketAddr,
+    (there, back): (watch::Receiver<State>, watch::Receiver<State>),
+) -> io::Result<()> {
+    let server = TcpStream::connect(server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (asks, hears) = client.into_split();
+    let (answers, listens) = server.into_split();
+    let asking = pass(asks, listens, there, |state| state != State::Silent);
+    let answering = pass(answers, hears, back, |state| state == State::Whole);
+    tokio::try_join!(asking, answering)?;
+    Ok(())
+}
+
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    goes: impl Fn(State) -> bool,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        state.wait_for(|state| goes(*state)).await.map_err(io::Error::other)?;
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..read]).await?;
+    }
+}
