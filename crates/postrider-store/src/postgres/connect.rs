@@ -138,8 +138,8 @@ pub enum OpenError {
     #[error("the database is PostgreSQL {found}; Postrider needs 15 or later")]
     TooOld { found: String },
     #[error(
-        "the database does not pass on notifications, as behind a pooler in transaction mode; Postrider needs \
-             direct connections, or a pooler in session mode"
+        "connections to the database are not Postrider's own, as behind a pooler such as PgBouncer; it needs to connect to \
+         PostgreSQL directly"
     )]
     Pooled,
     #[error("the certificates for the database cannot be read: {0}")]
@@ -180,12 +180,20 @@ impl PostgresStore {
 pub async fn migrate(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Migrated, OpenError> {
     let pool = url.pool(options, 1)?;
     let unreachable = |cause: String| OpenError::Unreachable { url: url.to_string(), cause };
-    let client = pool.get().await.map_err(|error| unreachable(describe(&error)))?;
+    let client = pool.get().await.map_err(|error| match describe(&error) {
+        cause if cause.contains("unsupported startup parameter") => OpenError::Pooled,
+        cause => unreachable(cause),
+    })?;
     let failed = |error: Error| OpenError::Database(describe(&error));
     let server: i64 =
         one(&client, "SELECT current_setting('server_version_num')::bigint", &[]).await.map_err(failed)?.get(0);
     if server / 10_000 < SERVER_MIN {
         return Err(OpenError::TooOld { found: (server / 10_000).to_string() });
+    }
+    // Whoever stands in between and drops what a connection asks for also lends it out between transactions.
+    let sql = "SELECT current_setting('plan_cache_mode') = 'force_generic_plan'";
+    if !one(&client, sql, &[]).await.map_err(failed)?.get::<_, bool>(0) {
+        return Err(OpenError::Pooled);
     }
     warn_of_settings(&client).await.map_err(failed)?;
     let migrated = schema::migrate(&client).await.map_err(failed)?;

@@ -33,7 +33,10 @@ impl Visitor {
 
 pub async fn connect(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Client, OpenError> {
     let pool = url.pool(options, 1)?;
-    pool.get().await.map_err(|error| OpenError::Unreachable { url: url.to_string(), cause: describe(&error) })
+    pool.get().await.map_err(|error| match describe(&error) {
+        cause if cause.contains("unsupported startup parameter") => OpenError::Pooled,
+        cause => OpenError::Unreachable { url: url.to_string(), cause },
+    })
 }
 
 fn failed(error: Error) -> OpenError {
