@@ -2,9 +2,10 @@
 
 use super::{
     Db, Error, KeeperHandle, PostgresStore, describe,
+    ears::Ears,
     jobs::Writer,
     leases::{self, Keeper},
-    news, one,
+    one,
     readers::Readers,
     rows, schema,
     shared::Shared,
@@ -22,7 +23,7 @@ use std::{
     future::poll_fn,
     str::FromStr,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{
@@ -236,78 +237,6 @@ pub const NODE_CONNECTIONS: usize = READERS + SEARCHERS + 2;
 /// A look takes no longer than a statement may; a search may be several.
 const READ_MAX: Duration = Duration::from_secs(20);
 const SEARCH_MAX: Duration = Duration::from_secs(60);
-
-/// A connection on which a node is told that there are news, and by which it keeps its lease.
-pub struct Ears {
-    url: DatabaseUrl,
-    options: PostgresOptions,
-    open: Option<Open>,
-}
-
-struct Open {
-    db: Db,
-    /// Whose channel it listens to.
-    node: i64,
-    heard: mpsc::Receiver<()>,
-    since: Instant,
-}
-
-impl Ears {
-    pub fn new(url: DatabaseUrl, options: PostgresOptions) -> Self {
-        Self { url, options, open: None }
-    }
-
-    pub fn db(&self) -> Result<&Db, Error> {
-        self.open.as_ref().map(|open| &open.db).ok_or_else(|| Error::Unreachable("no connection".to_owned()))
-    }
-
-    pub fn shut(&mut self) {
-        self.open = None;
-    }
-
-    /// How long it has been in touch with the database without a break.
-    pub fn in_touch_for(&self) -> Duration {
-        self.open.as_ref().map_or(Duration::ZERO, |open| open.since.elapsed())
-    }
-
-    /// Waits until there is something to read. Without a connection, for ever.
-    pub async fn heard(&mut self) {
-        match &mut self.open {
-            Some(open) => match open.heard.recv().await {
-                Some(()) => {}
-                None => std::future::pending().await,
-            },
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Listens on behalf of a node.
-    pub async fn open(&mut self, node: i64) -> Result<(), Error> {
-        if self.open.as_ref().is_some_and(|open| open.node == node && !open.db.is_closed()) {
-            return Ok(());
-        }
-        self.open = None;
-        let (db, heard) = self.url.connect(&self.options).await?;
-        // The names are made of a number.
-        db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
-        self.open = Some(Open { db, node, heard, since: Instant::now() });
-        Ok(())
-    }
-
-    /// Makes sure that what is told is heard: a pooler that lends out connections swallows it.
-    pub async fn prove(&mut self, node: i64) -> Result<(), OpenError> {
-        let failed = |error: Error| OpenError::Database(describe(&error));
-        self.open(node).await.map_err(failed)?;
-        let db = self.db().map_err(failed)?;
-        rows(db, "SELECT pg_notify($1, '')", &[&news::channel(node)]).await.map_err(failed)?;
-        match tokio::time::timeout(HEARD_WITHIN, self.heard()).await {
-            Ok(()) => Ok(()),
-            Err(_) => Err(OpenError::Pooled),
-        }
-    }
-}
-
-const HEARD_WITHIN: Duration = Duration::from_secs(3);
 
 async fn connect_and_listen<T>(config: &Config, tls: T) -> Result<(Db, mpsc::Receiver<()>), Error>
 where

@@ -2,8 +2,10 @@
 
 use super::{
     DatabaseUrl, Db, PostgresOptions, Result,
-    connect::{Ears, NODE_CONNECTIONS, SERVER_MIN, careless_settings},
-    describe, leases, one, row, rows, schema, visit,
+    connect::{NODE_CONNECTIONS, SERVER_MIN, careless_settings},
+    describe,
+    ears::Ears,
+    leases, one, row, rows, schema, visit,
 };
 use crate::doctor::{self, Finding};
 use postrider_engine::Timestamp;

@@ -8,7 +8,7 @@
 //! can begin.
 
 use super::{
-    Db, Error, PostgresOptions, Result, connect::Ears, describe, execute, jobs::Writer, news, one, recover, rows,
+    Db, Error, PostgresOptions, Result, describe, ears::Ears, execute, jobs::Writer, news, one, recover, rows,
 };
 use crate::{
     Committed,

@@ -11,6 +11,7 @@ mod cancel;
 mod connect;
 mod dead;
 mod doctor;
+mod ears;
 mod expire;
 mod health;
 mod history;
