@@ -164,9 +164,14 @@ impl Outbox {
     ) -> Result<Self, OutboxError> {
         let options =
             PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
+        // One is as good as many.
+        let (tell, heard) = mpsc::channel(1);
+        let hear = move |_: &str| {
+            let _ = tell.try_send(());
+        };
         let connected =
-            async { url.connect(&options).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
-        let (db, heard) = in_time(CONNECT_MAX, connected).await?;
+            async { url.connect(&options, hear).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
+        let db = in_time(CONNECT_MAX, connected).await?;
         Ok(Self { db, schema, heard: Mutex::new(heard) })
     }
 

@@ -238,7 +238,7 @@ pub const NODE_CONNECTIONS: usize = READERS + SEARCHERS + 2;
 const READ_MAX: Duration = Duration::from_secs(20);
 const SEARCH_MAX: Duration = Duration::from_secs(60);
 
-async fn connect_and_listen<T>(config: &Config, tls: T) -> Result<(Db, mpsc::Receiver<()>), Error>
+async fn connect_and_listen<T>(config: &Config, tls: T, hear: impl Fn(&str) + Send + 'static) -> Result<Db, Error>
 where
     T: MakeTlsConnect<Socket> + Send + 'static,
     T::Stream: Send,
@@ -246,16 +246,14 @@ where
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
     let (client, mut connection) = config.connect(tls).await?;
-    // One is as good as many.
-    let (tell, heard) = mpsc::channel(1);
     let listening = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            if let AsyncMessage::Notification(_) = message {
-                let _ = tell.try_send(());
+            if let AsyncMessage::Notification(notification) = message {
+                hear(notification.channel());
             }
         }
     });
-    Ok((Db::new(client, listening), heard))
+    Ok(Db::new(client, listening))
 }
 
 /// A statement that takes longer is called off by the server, as is a wait for a lock.
@@ -300,15 +298,19 @@ impl DatabaseUrl {
         config
     }
 
-    /// One connection, and word of whatever it is notified of.
-    pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
+    /// One connection. `hear` is told the channel of whatever it is notified of.
+    pub(crate) async fn connect(
+        &self,
+        options: &PostgresOptions,
+        hear: impl Fn(&str) + Send + 'static,
+    ) -> Result<Db, Error> {
         let config = self.config(&options.name);
         let connecting = async {
             match self.tls() {
-                SslMode::Disable => connect_and_listen(&config, NoTls).await,
+                SslMode::Disable => connect_and_listen(&config, NoTls, hear).await,
                 _ => {
                     let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                    connect_and_listen(&config, Rustls::new(tls)).await
+                    connect_and_listen(&config, Rustls::new(tls), hear).await
                 }
             }
         };

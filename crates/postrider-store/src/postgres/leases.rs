@@ -8,7 +8,11 @@
 //! can begin.
 
 use super::{
-    Db, Error, PostgresOptions, Result, describe, ears::Ears, execute, jobs::Writer, news, one, recover, rows,
+    Db, Error, PostgresOptions, Result, describe,
+    ears::{Ears, Heard},
+    execute,
+    jobs::Writer,
+    news, one, recover, rows,
 };
 use crate::{
     Committed,
@@ -19,7 +23,7 @@ use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinHandle};
 use tokio_postgres::types::ToSql;
 
 /// The greatest key that any node has used.
@@ -215,6 +219,9 @@ async fn is_settled(db: &Db) -> Result<bool> {
     Ok(found.get(0))
 }
 
+/// How far apart looks for news are, at least: many that come close together are read together.
+const NEWS_APART: Duration = Duration::from_millis(2);
+
 /// Keeps the lease, the share and the news of one node, beside everything else.
 pub struct Keeper {
     writer: Writer,
@@ -227,6 +234,11 @@ pub struct Keeper {
     due: Option<Timestamp>,
     /// At start: the database has been there for all this time, as far as can be told.
     database_is_settled: bool,
+    /// Taking over and taking shards, beside the heartbeat: they wait for their turn, and the lease must not.
+    acting: Option<JoinHandle<()>>,
+    /// News that were passed on and are to be taken away.
+    passed_on: Vec<i64>,
+    read_at: Option<Instant>,
 }
 
 impl Keeper {
@@ -239,6 +251,9 @@ impl Keeper {
             tenure: Tenure::default(),
             due: None,
             database_is_settled: false,
+            acting: None,
+            passed_on: Vec::new(),
+            read_at: None,
         }
     }
 
@@ -250,6 +265,9 @@ impl Keeper {
         // Once to bury the dead and once to take what they leave.
         for _ in 0..2 {
             self.look().await?;
+            if let Some(acting) = self.acting.take() {
+                let _ = acting.await;
+            }
         }
         self.due = None;
         self.database_is_settled = false;
@@ -257,18 +275,25 @@ impl Keeper {
     }
 
     pub async fn keep(mut self, mut stop: oneshot::Receiver<()>) {
+        let mut beat_at = Instant::now() + self.options.heartbeat;
         loop {
-            let shared = self.writer.shared();
-            tokio::select! {
+            let heard = tokio::select! {
                 _ = &mut stop => return,
-                () = tokio::time::sleep(self.options.heartbeat) => {}
-                () = self.ears.heard() => {}
-                () = shared.wake_keeper.notified() => {}
-            }
-            if let Err(error) = self.look().await {
+                () = tokio::time::sleep_until(beat_at.into()) => Heard::Change,
+                heard = self.ears.heard() => heard,
+                () = self.writer.shared().wake_keeper.notified() => Heard::Change,
+            };
+            let looked = match heard {
+                Heard::Change => {
+                    beat_at = Instant::now() + self.options.heartbeat;
+                    self.look().await
+                }
+                Heard::News => self.hear_news().await,
+            };
+            if let Err(error) = looked {
                 tracing::warn!(error = describe(&error), "the lease could not be renewed; trying again");
                 self.ears.shut();
-                tokio::time::sleep(self.options.heartbeat / 5).await;
+                beat_at = Instant::now() + self.options.heartbeat / 5;
             }
         }
     }
@@ -279,8 +304,11 @@ impl Keeper {
         if tenure != self.tenure {
             self.tenure = tenure;
             self.leaving = Shards::NONE;
+            self.passed_on.clear();
         }
         self.ears.open(tenure.0).await?;
+        // By what was seen before it was done, it would be done again.
+        let is_free = self.acting.as_ref().is_none_or(JoinHandle::is_finished);
         let asked_at = Instant::now();
         let patience = self.options.lease.min(Duration::from_secs(3));
         let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
@@ -289,8 +317,10 @@ impl Keeper {
             return Ok(());
         };
         shared.renewed(tenure, sure_until(asked_at, &self.options));
-        self.hear_news(tenure).await?;
-        self.act(&view, tenure).await;
+        self.hear_news().await?;
+        if is_free {
+            self.act(&view, tenure);
+        }
         Ok(())
     }
 
@@ -301,31 +331,53 @@ impl Keeper {
         self.database_is_settled || self.ears.in_touch_for() >= self.options.lease
     }
 
-    async fn hear_news(&mut self, tenure: Tenure) -> Result<()> {
+    async fn hear_news(&mut self) -> Result<()> {
+        if let Some(early) = self.read_at.and_then(|at| NEWS_APART.checked_sub(at.elapsed())) {
+            tokio::time::sleep(early).await;
+        }
+        self.read_at = Some(Instant::now());
         let shared = self.writer.shared();
-        let (ids, news) = news::read(self.ears.db()?, tenure.0, &shared.owned()).await?;
+        let (ids, news) = news::read(self.ears.db()?, self.tenure.0, &shared.owned(), &self.passed_on).await?;
         shared.tell(news);
-        news::take_away(self.ears.db()?, &ids).await
+        self.passed_on = ids;
+        Ok(())
     }
 
-    async fn act(&mut self, view: &View, tenure: Tenure) {
-        let Plan { bury, claim: count, leave } = plan(view, tenure.0, self.leaving);
-        for node in bury {
-            self.bury(node).await;
-        }
+    fn act(&mut self, view: &View, tenure: Tenure) {
+        let Plan { bury, claim, leave } = plan(view, tenure.0, self.leaving);
         if !leave.is_empty() {
             self.leaving = self.leaving.with(leave);
             self.writer.leave(leave);
         }
-        if count > 0 {
-            self.claim(tenure, count).await;
-        }
         let mine = view.owned.get(&tenure.0).copied().unwrap_or_default();
         self.leaving = self.leaving.without(Shards::ALL.without(mine));
+        if bury.is_empty() && claim == 0 {
+            return;
+        }
+        let act = Act { writer: self.writer.clone(), tenure, due: self.due, sure: self.is_sure() };
+        let own_at_once = self.options.own_at_once;
+        self.acting = Some(tokio::spawn(async move {
+            for node in bury {
+                act.bury(node).await;
+            }
+            if claim > 0 {
+                act.claim(claim, own_at_once).await;
+            }
+        }));
     }
+}
 
-    async fn bury(&mut self, node: i64) {
-        let (due, sure) = (self.due, self.is_sure());
+/// What a node does about the others.
+struct Act {
+    writer: Writer,
+    tenure: Tenure,
+    due: Option<Timestamp>,
+    sure: bool,
+}
+
+impl Act {
+    async fn bury(&self, node: i64) {
+        let (due, sure) = (self.due, self.sure);
         let buried = self.writer.turn(move |turn| {
             Box::pin(async move {
                 // It may have come back meanwhile; from here on it cannot.
@@ -357,7 +409,8 @@ impl Keeper {
         }
     }
 
-    async fn claim(&mut self, tenure: Tenure, count: usize) {
+    async fn claim(&self, count: usize, own_at_once: bool) {
+        let tenure = self.tenure;
         let claimed = self.writer.turn(move |turn| {
             Box::pin(async move {
                 if turn.tenure() != tenure {
@@ -371,7 +424,7 @@ impl Keeper {
             })
         });
         match claimed.await {
-            Ok(shards) if self.options.own_at_once => drop(self.writer.shared().own(tenure, shards)),
+            Ok(shards) if own_at_once => drop(self.writer.shared().own(tenure, shards)),
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "free lanes could not be taken yet"),
         }

@@ -7,7 +7,7 @@
 //! What concerns a lane is addressed to whoever owns its shard at that moment, and read once the node serves the shard. Whoever
 //! gets a shard later looks through its lanes anyway.
 
-use super::{Db, Result, execute, rows};
+use super::{Db, Result, rows};
 use crate::{
     Cancelled, Committed,
     rows::Unreadable,
@@ -127,14 +127,15 @@ pub async fn publish(db: &Db, node: i64, owned: &Shards, events: &[Event]) -> Re
     Ok(())
 }
 
-/// News for a node, oldest first, and what to take away once they are passed on.
-pub async fn read(db: &Db, node: i64, owned: &Shards) -> Result<(Vec<i64>, Vec<Committed>)> {
+/// News for a node, oldest first. Those that were read before and have been passed on since are taken away.
+pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64]) -> Result<(Vec<i64>, Vec<Committed>)> {
     let served: Vec<i16> = owned.iter().map(|shard| i16::from(shard.number())).collect();
     let found = rows(
         db,
-        "SELECT id, kind, subject, detail FROM news
-         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) ORDER BY id LIMIT 10000",
-        &[&node, &served],
+        "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
+         SELECT id, kind, subject, detail FROM news
+         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id <> ALL($3) ORDER BY id LIMIT 10000",
+        &[&node, &served, &passed_on],
     )
     .await?;
     let mut news = Vec::with_capacity(found.len());
@@ -142,13 +143,6 @@ pub async fn read(db: &Db, node: i64, owned: &Shards) -> Result<(Vec<i64>, Vec<C
         news.push(decode(row.get(1), row.get(2), row.get(3))?);
     }
     Ok((found.iter().map(|row| row.get(0)).collect(), news))
-}
-
-pub async fn take_away(db: &Db, ids: &[i64]) -> Result<()> {
-    if !ids.is_empty() {
-        execute(db, "DELETE FROM news WHERE id = ANY($1)", &[&ids]).await?;
-    }
-    Ok(())
 }
 
 #[derive(Default)]
