@@ -182,3 +182,36 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     numbers.dedup();
     assert_eq!(numbers.last().copied(), Some(numbers.len() + numbers[0] - 1), "none is missing: {numbers:?}");
 }
+
+#[tokio::test]
+async fn what_changed_while_a_node_was_not_one_of_them_holds_when_it_comes_back() {
+    let place = Place::new().await;
+    let (before, after) = (Receiver::start(), Receiver::start());
+    let sleepy = place.node_with(SLEEPY).await;
+    sleepy.house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    let hook = async |house: &House, receiver: &Receiver| {
+        house.call("PUT", "app/acme/endpoint/hook", json!({"url": receiver.url("/hook")})).await
+    };
+    hook(&sleepy.house, &before).await.expect(201);
+    let first = sleepy.house.api.store.tenure();
+    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send()).then_some(())).await;
+    send(&sleepy.house, "acme").await;
+    let alert = place.node().await;
+    eventually("what the other one held", async || (before.count() > 0).then_some(())).await;
+    hook(&alert.house, &after).await.expect(200);
+    let due = support::now() + jiff::SignedDuration::from_millis(500);
+    let body = json!({"eventType": "a.b", "payload": {}, "deliverAt": due.to_string()});
+    let message = alert.house.post("app/acme/msg", body).await.expect(202)["id"].clone();
+    alert.stop().await;
+    eventually("its return", async || (sleepy.house.api.store.tenure() != first).then_some(())).await;
+    eventually("what the other one left", async || {
+        let arrivals = [before.arrivals(), after.arrivals()].concat();
+        arrivals.iter().any(|arrival| message == *arrival.header("webhook-id")).then_some(())
+    })
+    .await;
+    sleepy.stop().await;
+    assert!(
+        after.arrivals().iter().any(|arrival| message == *arrival.header("webhook-id")),
+        "it went where it used to"
+    );
+}

@@ -258,6 +258,8 @@ pub struct Written {
     pub events: Vec<Event>,
     pub handed: Vec<(i64, Vec<EndpointKey>)>,
     pub landed: Vec<(i64, EndpointKey)>,
+    /// News that were taken away.
+    pub heard: Vec<i64>,
     pub through: i64,
     /// Keys of the messages, should the count be gone.
     pub keys: Vec<i64>,

@@ -12,7 +12,10 @@ use super::{
     ears::{Ears, Heard},
     execute,
     jobs::Writer,
-    news, one, recover, rows,
+    news::{self, Read},
+    one,
+    recover::{self, Due},
+    rows,
 };
 use crate::{
     Committed,
@@ -70,10 +73,11 @@ pub fn sure_until(asked_at: Instant, options: &PostgresOptions) -> Instant {
     asked_at + options.lease.saturating_sub(options.lease / 10)
 }
 
-/// Gives shards back. In a turn.
+/// Gives shards back, and whatever is handed over of them a row. In a turn.
 pub async fn free(db: &Db, node: i64, shards: Shards) -> Result<()> {
-    execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &numbers(shards)])
-        .await?;
+    let shards = numbers(shards);
+    recover::give_rows(db, node, &shards, Due::AsAccepted).await?;
+    execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &shards]).await?;
     rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
     Ok(())
 }
@@ -335,12 +339,28 @@ impl Keeper {
         if let Some(early) = self.read_at.and_then(|at| NEWS_APART.checked_sub(at.elapsed())) {
             tokio::time::sleep(early).await;
         }
-        self.read_at = Some(Instant::now());
         let shared = self.writer.shared();
-        let (ids, news) = news::read(self.ears.db()?, self.tenure.0, &shared.owned(), &self.passed_on).await?;
-        shared.tell(news);
-        self.passed_on = ids;
-        Ok(())
+        loop {
+            self.read_at = Some(Instant::now());
+            let (cancels, owned, heard) = (shared.cancels(), shared.owned(), shared.heard());
+            let Read { news, messages, ids, more } =
+                news::read(self.ears.db()?, self.tenure.0, &owned, &self.passed_on, &heard).await?;
+            self.passed_on.clear();
+            let Some(taken) = shared.take_in(self.tenure, cancels, messages) else {
+                if shared.tenure() != self.tenure {
+                    return Ok(());
+                }
+                continue;
+            };
+            let is_stuck = taken.is_empty() && ids.is_empty();
+            // What ends a delivery comes after its message.
+            shared.tell(taken);
+            shared.tell(news);
+            self.passed_on = ids;
+            if !more || is_stuck {
+                return Ok(());
+            }
+        }
     }
 
     fn act(&mut self, view: &View, tenure: Tenure) {

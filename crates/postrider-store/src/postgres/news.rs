@@ -7,14 +7,14 @@
 //! What concerns a lane is addressed to whoever owns its shard at that moment, and read once the node serves the shard. Whoever
 //! gets a shard later looks through its lanes anyway.
 
-use super::{Db, Result, rows};
+use super::{Db, Result, execute, load, rows, shared::PassedOn};
 use crate::{
     Cancelled, Committed,
     rows::Unreadable,
     shards::{Shard, Shards},
 };
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The channels that nodes listen to: each its own, and one for all.
 pub const EVERYONE: &str = "postrider_all";
@@ -127,22 +127,85 @@ pub async fn publish(db: &Db, node: i64, owned: &Shards, events: &[Event]) -> Re
     Ok(())
 }
 
-/// News for a node, oldest first. Those that were read before and have been passed on since are taken away.
-pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64]) -> Result<(Vec<i64>, Vec<Committed>)> {
+/// Passes messages on to whoever serves their lanes, and returns which ones somebody does.
+pub async fn pass_on(db: &Db, messages: &[(Shard, i64)]) -> Result<HashSet<i64>> {
+    if messages.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let shards: Vec<i16> = messages.iter().map(|(shard, _)| i16::from(shard.number())).collect();
+    let keys: Vec<i64> = messages.iter().map(|(_, key)| *key).collect();
+    let told = rows(
+        db,
+        "WITH told AS (
+             INSERT INTO news (node, shard, kind, subject, detail)
+             SELECT shard.node, new.shard, $3, new.message, 0
+             FROM unnest($1::smallint[], $2::bigint[]) AS new (shard, message)
+             JOIN shard ON shard.number = new.shard AND shard.node IS NOT NULL
+             RETURNING node, subject)
+         SELECT array_agg(subject), pg_notify('postrider_' || node, '') FROM told GROUP BY node",
+        &[&shards, &keys, &MESSAGE],
+    )
+    .await?;
+    Ok(told.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect())
+}
+
+/// What is read at once.
+const READ_MAX: i64 = 1_000;
+
+/// What a node found written down for it.
+#[derive(Default)]
+pub struct Read {
+    /// In their order, those about messages apart: what came before a message comes before it.
+    pub news: Vec<Committed>,
+    pub messages: Vec<PassedOn>,
+    /// To take away once the news are passed on. Those of messages are kept until these are the node's own.
+    pub ids: Vec<i64>,
+    /// There is more to read.
+    pub more: bool,
+}
+
+/// News for a node, oldest first. Those that were read before and have been passed on since are taken away, and what it has
+/// `heard` is not read again.
+pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64], heard: &[i64]) -> Result<Read> {
     let served: Vec<i16> = owned.iter().map(|shard| i16::from(shard.number())).collect();
     let found = rows(
         db,
         "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
          SELECT id, kind, subject, detail FROM news
-         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id <> ALL($3) ORDER BY id LIMIT 10000",
-        &[&node, &served, &passed_on],
+         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id <> ALL($3) AND id <> ALL($4)
+         ORDER BY id LIMIT $5",
+        &[&node, &served, &passed_on, &heard, &READ_MAX],
     )
     .await?;
-    let mut news = Vec::with_capacity(found.len());
+    let mut read = Read { more: found.len() as i64 == READ_MAX, ..Read::default() };
+    let of_messages = found.iter().filter(|row| row.get::<_, i16>("kind") == MESSAGE).map(|row| row.get("subject"));
+    let mut messages = load::passed_on(db, &of_messages.collect::<Vec<i64>>()).await?.into_iter();
     for row in &found {
-        news.push(decode(row.get(1), row.get(2), row.get(3))?);
+        let (id, kind): (i64, i16) = (row.get("id"), row.get("kind"));
+        if kind != MESSAGE {
+            read.news.push(decode(kind, row.get("subject"), row.get("detail"))?);
+            read.ids.push(id);
+            continue;
+        }
+        match messages.next() {
+            Some(Some((letter, owed))) if !owed.is_empty() => read.messages.push(PassedOn { id, letter, owed }),
+            // Somebody has seen to it.
+            Some(_) => read.ids.push(id),
+            None => {
+                read.more = true;
+                break;
+            }
+        }
     }
-    Ok((found.iter().map(|row| row.get(0)).collect(), news))
+    Ok(read)
+}
+
+/// Takes away news of messages that are this node's own by now.
+pub async fn take_away(db: &Db, ids: &[i64]) -> Result<()> {
+    if !ids.is_empty() {
+        execute(db, "DELETE FROM news WHERE id = ANY($1)", &[&ids]).await?;
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -163,7 +226,10 @@ impl Rows {
     }
 }
 
-/// `None`: it concerns nobody else.
+/// A message whose deliveries have no rows: they are owed by the node that it is passed on to.
+pub const MESSAGE: i16 = 7;
+
+/// `None`: it concerns nobody else, or is passed on in another way.
 fn encode(what: &Committed) -> Option<(i16, i64, i64)> {
     Some(match what {
         Committed::Waiting { endpoint, due } => (0, endpoint.raw(), due.as_millis()),

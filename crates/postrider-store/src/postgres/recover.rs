@@ -1,22 +1,24 @@
 //! Finds what was accepted and handed over but has no row of its own yet.
 //!
-//! A delivery that a message owes and that neither waits nor has ended nor was tried is in the memory of the node that
-//! accepted the message. Each node notes with every commit up to which of its messages everything has a row, so that
-//! only what came after that has to be looked through.
+//! A delivery that a message owes and that neither waits nor has ended nor was tried is handed over: it is in the memory of
+//! the node that serves the application, or has been passed on to that node, which has not read it yet. Each node notes
+//! with every commit up to which message all that it holds has a row, so that only what came after that has to be looked
+//! through, besides what was passed on.
 
 use super::{
-    Db, Result, execute, one, row, rows,
+    Db, Result, execute, news, one, row, rows,
     settle::{Cycle, Start, start_many},
 };
-use crate::rows::{extra::order_of, minter::NODES};
-use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
+use crate::rows::extra::order_of;
+use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, keys::time_of_key};
+use tokio_postgres::Row;
 
 /// Deliveries that are given rows in one go.
 const STEP: i64 = 5_000;
 
 /// Of `message` and `owed.endpoint`: the delivery has no row. Written so that it is looked up message by message, in the
 /// one partition that matters; NOT EXISTS would be made a join with all of them.
-const HAS_NO_ROW: &str = "
+pub const HAS_NO_ROW: &str = "
     (SELECT 1 FROM waiting WHERE waiting.endpoint = owed.endpoint AND waiting.message = message.key
          AND waiting.trigger_code = 0 LIMIT 1) IS NULL
     AND (SELECT 1 FROM dead WHERE dead.endpoint = owed.endpoint AND dead.message = message.key LIMIT 1) IS NULL
@@ -45,37 +47,71 @@ pub async fn handed_to(db: &Db, endpoint: EndpointKey) -> Result<Vec<MessageKey>
 
 /// No message before this one has a delivery without a row. `None`: none has.
 pub async fn oldest_handed(db: &Db) -> Result<Option<i64>> {
-    let through: Option<i64> = one(db, "SELECT min(settled_through) FROM node", &[]).await?.get(0);
+    let sql = "SELECT least(min(settled_through), (SELECT min(subject) - 1 FROM news WHERE kind = $1)) FROM node";
+    let through: Option<i64> = one(db, sql, &[&news::MESSAGE]).await?.get(0);
     Ok(through.filter(|through| *through < i64::MAX).map(|through| through + 1))
 }
 
-/// Gives every delivery that a dead node held in its memory a row, and returns how many did not have one.
-pub async fn recover(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
+/// Gives every delivery a row that a node holds, or that was passed on to it, of these shards. They are the node's own:
+/// what it holds is always of such. Returns how many did not have one. In a turn.
+pub async fn give_rows(db: &Db, node: i64, shards: &[i16], due: Due) -> Result<u64> {
     let Some(found) = row(db, "SELECT settled_through FROM node WHERE id = $1", &[&node]).await? else { return Ok(0) };
     let through: i64 = found.get(0);
-    let mut recovered = 0;
+    let held = format!(
+        "SELECT message.key, owed.endpoint, message.extra
+         FROM message CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
+         WHERE message.key > $1 AND (message.app % 65521) % 256 = ANY($2) AND {HAS_NO_ROW} LIMIT $3"
+    );
+    let passed_on = format!(
+        "SELECT message.key, owed.endpoint, message.extra
+         FROM news CROSS JOIN LATERAL (SELECT key, extra, owed FROM message WHERE key = news.subject LIMIT 1) AS message
+         CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
+         WHERE news.node = $1 AND news.kind = $4 AND news.shard = ANY($2) AND {HAS_NO_ROW} LIMIT $3"
+    );
+    let mut given = 0;
     loop {
-        let sql = format!(
-            "SELECT message.key, owed.endpoint, message.extra
-             FROM message CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
-             WHERE message.key > $1 AND message.key % {NODES} = $2 AND {HAS_NO_ROW} LIMIT $3"
-        );
-        let found = rows(db, &sql, &[&through, &node.rem_euclid(NODES), &STEP]).await?;
-        let mut starts = Vec::with_capacity(found.len());
-        for row in &found {
-            let id = DeliveryId {
-                message: MessageKey::new(row.get(0)),
-                endpoint: EndpointKey::new(row.get(1)),
-                trigger: Trigger::Scheduled,
-            };
-            starts.push(Start { id, order: order_of(row.get(2))?, due, cycle: Cycle::First });
-        }
-        start_many(db, &starts).await?;
-        recovered += starts.len() as u64;
-        if (starts.len() as i64) < STEP {
-            return Ok(recovered);
+        let found = rows(db, &held, &[&through, &shards, &STEP]).await?;
+        given += start(db, &found, due).await?;
+        if (found.len() as i64) < STEP {
+            break;
         }
     }
+    loop {
+        let found = rows(db, &passed_on, &[&node, &shards, &STEP, &news::MESSAGE]).await?;
+        given += start(db, &found, due).await?;
+        if (found.len() as i64) < STEP {
+            break;
+        }
+    }
+    execute(db, "DELETE FROM news WHERE node = $1 AND shard = ANY($2)", &[&node, &shards]).await?;
+    Ok(given)
+}
+
+/// When a delivery that is given a row falls due.
+#[derive(Clone, Copy, Debug)]
+pub enum Due {
+    At(Timestamp),
+    /// When its message was accepted.
+    AsAccepted,
+}
+
+async fn start(db: &Db, found: &[Row], due: Due) -> Result<u64> {
+    let mut starts = Vec::with_capacity(found.len());
+    for row in found {
+        let message: i64 = row.get(0);
+        let id = DeliveryId {
+            message: MessageKey::new(message),
+            endpoint: EndpointKey::new(row.get(1)),
+            trigger: Trigger::Scheduled,
+        };
+        let due = match due {
+            Due::At(due) => due,
+            Due::AsAccepted => time_of_key(message),
+        };
+        starts.push(Start { id, order: order_of(row.get(2))?, due, cycle: Cycle::First });
+    }
+    start_many(db, &starts).await?;
+    Ok(starts.len() as u64)
 }
 
 /// Ends a node: what it held gets rows, and its shards are free. Whatever it still sends is refused.
@@ -84,7 +120,9 @@ pub async fn bury_node(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
     if !hold_node(db, node).await? {
         return Ok(0);
     }
-    let recovered = recover(db, node, due).await?;
+    let shards: Vec<i16> =
+        rows(db, "SELECT number FROM shard WHERE node = $1", &[&node]).await?.iter().map(|row| row.get(0)).collect();
+    let recovered = give_rows(db, node, &shards, Due::At(due)).await?;
     execute(db, "UPDATE cluster SET minted = greatest(minted, (SELECT minted FROM node WHERE id = $1))", &[&node])
         .await?;
     execute(db, "UPDATE shard SET node = NULL WHERE node = $1", &[&node]).await?;

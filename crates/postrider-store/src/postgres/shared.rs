@@ -1,14 +1,14 @@
 //! What the parts of the store know together: how this node stands among the others, and what it holds in memory.
 
 use crate::{
-    Cancelled, Committed, StoreError,
+    Cancelled, Committed, Letter, StoreError,
     queued::Queued,
     rows::minter::Minter,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::EndpointKey;
 use std::{
-    collections::{BTreeMap, btree_map},
+    collections::{BTreeMap, BTreeSet, btree_map},
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -16,6 +16,15 @@ use tokio::sync::{Notify, mpsc};
 
 /// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
 type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
+
+/// A message that another node passed on, as it was read.
+pub struct PassedOn {
+    /// Of the news.
+    pub id: i64,
+    pub letter: Letter,
+    /// Whose deliveries have no rows.
+    pub owed: Vec<EndpointKey>,
+}
 
 /// What the parts of the store know together.
 pub struct Shared {
@@ -35,6 +44,10 @@ struct Standing {
     owned: Shards,
     /// Until then nobody else can have taken the lanes.
     lease_until: Option<Instant>,
+    /// News of messages that are handed over, which are to be taken away with the next commit.
+    heard: BTreeSet<i64>,
+    /// How often deliveries were called off.
+    cancels: u64,
 }
 
 impl Shared {
@@ -44,6 +57,8 @@ impl Shared {
             minter: Arc::new(Minter::of_node(0, 0)),
             owned: Shards::NONE,
             lease_until: None,
+            heard: BTreeSet::new(),
+            cancels: 0,
         };
         Self {
             state: Mutex::new(standing),
@@ -88,12 +103,11 @@ impl Shared {
 
     pub fn begin(&self, tenure: Tenure, used: i64, lease_until: Instant) {
         let used = used.max(self.minter().last());
-        *self.standing() = Standing {
-            tenure,
-            minter: Arc::new(Minter::of_node(tenure.0, used)),
-            owned: Shards::NONE,
-            lease_until: Some(lease_until),
-        };
+        let mut standing = self.standing();
+        standing.tenure = tenure;
+        standing.minter = Arc::new(Minter::of_node(tenure.0, used));
+        standing.owned = Shards::NONE;
+        standing.lease_until = Some(lease_until);
     }
 
     pub fn end(&self) {
@@ -102,6 +116,7 @@ impl Shared {
         standing.tenure = Tenure::default();
         standing.owned = Shards::NONE;
         standing.lease_until = None;
+        standing.heard.clear();
         drop(standing);
         self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -123,10 +138,48 @@ impl Shared {
         standing.owned = standing.owned.without(shards);
     }
 
+    /// Changes whenever deliveries are called off.
+    pub fn cancels(&self) -> u64 {
+        self.standing().cancels
+    }
+
+    /// Hands over messages that other nodes passed on, and returns which it took. `cancels`: as of before they were read. If
+    /// deliveries were called off since, they may be among these, and none is taken.
+    pub fn take_in(&self, tenure: Tenure, cancels: u64, messages: Vec<PassedOn>) -> Option<Vec<Committed>> {
+        let mut standing = self.standing();
+        if standing.cancels != cancels || standing.tenure != tenure {
+            return None;
+        }
+        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = Vec::with_capacity(messages.len());
+        for PassedOn { id, letter, owed } in messages {
+            // A shard that is being given up is given up with what was passed on for it.
+            if standing.owned.has_lanes_of(letter.app) {
+                standing.heard.insert(id);
+                outstanding.insert(letter.message.raw(), owed.clone());
+                taken.push(Committed::Message { letter: Arc::new(letter), owed });
+            }
+        }
+        Some(taken)
+    }
+
+    /// News of messages that have been handed over.
+    pub fn heard(&self) -> Vec<i64> {
+        self.standing().heard.iter().copied().collect()
+    }
+
+    pub fn took_away(&self, heard: &[i64]) {
+        let mut standing = self.standing();
+        for id in heard {
+            standing.heard.remove(id);
+        }
+    }
+
     /// Tells the dispatcher, and keeps the books on what it will not come back for.
     pub fn tell(&self, news: Vec<Committed>) {
         for committed in &news {
             if let Committed::Cancelled { endpoint, which } = committed {
+                self.standing().cancels += 1;
                 self.let_go(*endpoint, *which);
             }
         }

@@ -309,6 +309,8 @@ impl State {
             .collect();
 
         let client = self.client().await?;
+        // In this order: what is heard meanwhile stays in the news, and what was heard before counts as held.
+        let heard = self.shared.heard();
         let through = self.shared.settled_through(keys.first().copied());
         let tenure = self.shared.tenure();
         let (shared, pieces, batch) = (&self.shared, &self.pieces, self.batch + 1);
@@ -323,10 +325,11 @@ impl State {
             }
             let owned = shared.owned();
             let here = accept::Here { node: tenure.0, owned: &owned };
-            let (received, settled, ()) = try_join!(
+            let (received, settled, (), ()) = try_join!(
                 accept::accept(&client, &here, &keys, &messages),
                 settle::settle(&client, pieces, &attempt_keys, &settlements),
                 spill(&client, &hot.spills),
+                news::take_away(&client, &heard),
             )?;
             let mut events = received.events;
             events.extend(news::address(&client, settled.announced).await?);
@@ -339,6 +342,7 @@ impl State {
                 events,
                 handed: received.handed,
                 landed: handed.chain(spilled).map(|id| (id.message.raw(), id.endpoint)).collect(),
+                heard: heard.clone(),
                 through,
                 keys: keys.clone(),
             })
@@ -382,6 +386,7 @@ impl State {
             written.events.clear();
         }
         self.noted_through = written.through;
+        self.shared.took_away(&written.heard);
         self.shared.note_outstanding(written.handed, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));
         for ((_, reply), answer) in hot.accepts.into_iter().zip(written.answers) {

@@ -529,6 +529,11 @@ impl Dispatch {
     /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
     /// what is new belongs behind it. So all else waits meanwhile, the news of these lanes above all.
     async fn take_over(&mut self, tenure: Tenure, shards: Shards, stop: &mut watch::Receiver<bool>) {
+        if tenure != self.tenure {
+            // What others changed before the store joined them again was not told to it.
+            self.directory.forget_all();
+            self.reading.values_mut().for_each(|reading| *reading = Reading::Outdated);
+        }
         let found = tokio::select! {
             found = Found::read(&self.store, &self.directory, shards) => found,
             _ = stop.wait_for(|stop| *stop) => return,
