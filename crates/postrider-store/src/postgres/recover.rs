@@ -58,33 +58,44 @@ pub async fn give_rows(db: &Db, node: i64, shards: &[i16], due: Due) -> Result<u
     let Some(found) = row(db, "SELECT settled_through FROM node WHERE id = $1", &[&node]).await? else { return Ok(0) };
     let through: i64 = found.get(0);
     let held = format!(
-        "SELECT message.key, owed.endpoint, message.extra
+        "SELECT message.key, message.key AS message, owed.endpoint, message.extra
          FROM message CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
-         WHERE message.key > $1 AND (message.app % 65521) % 256 = ANY($2) AND {HAS_NO_ROW} LIMIT $3"
+         WHERE message.key >= $1 AND (message.app % 65521) % 256 = ANY($2::smallint[]) AND {HAS_NO_ROW}
+         ORDER BY message.key LIMIT $3"
     );
     let passed_on = format!(
-        "SELECT message.key, owed.endpoint, message.extra
+        "SELECT news.id, message.key AS message, owed.endpoint, message.extra
          FROM news CROSS JOIN LATERAL (SELECT key, extra, owed FROM message WHERE key = news.subject LIMIT 1) AS message
          CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
-         WHERE news.node = $1 AND news.kind = $4 AND news.shard = ANY($2) AND {HAS_NO_ROW} LIMIT $3"
+         WHERE news.id >= $1 AND news.shard = ANY($2) AND news.node = $4 AND news.kind = $5 AND {HAS_NO_ROW}
+         ORDER BY news.id LIMIT $3"
     );
     let mut given = 0;
-    loop {
-        let found = rows(db, &held, &[&through, &shards, &STEP]).await?;
-        given += start(db, &found, due).await?;
-        if (found.len() as i64) < STEP {
-            break;
-        }
-    }
-    loop {
-        let found = rows(db, &passed_on, &[&node, &shards, &STEP, &news::MESSAGE]).await?;
-        given += start(db, &found, due).await?;
-        if (found.len() as i64) < STEP {
-            break;
+    for (place, first) in [(Place::Memory, through.saturating_add(1)), (Place::News, 0)] {
+        // Step by step, each from where the last one ended.
+        let mut from = first;
+        loop {
+            let found = match place {
+                Place::Memory => rows(db, &held, &[&from, &shards, &STEP]).await?,
+                Place::News => rows(db, &passed_on, &[&from, &shards, &STEP, &node, &news::MESSAGE]).await?,
+            };
+            start(db, &found, due).await?;
+            given += found.len() as u64;
+            match found.last() {
+                Some(last) if found.len() as i64 == STEP => from = last.get(0),
+                _ => break,
+            }
         }
     }
     execute(db, "DELETE FROM news WHERE node = $1 AND shard = ANY($2)", &[&node, &shards]).await?;
     Ok(given)
+}
+
+/// Where a delivery that has no row is.
+#[derive(Clone, Copy)]
+enum Place {
+    Memory,
+    News,
 }
 
 /// When a delivery that is given a row falls due.
@@ -95,23 +106,22 @@ pub enum Due {
     AsAccepted,
 }
 
-async fn start(db: &Db, found: &[Row], due: Due) -> Result<u64> {
+async fn start(db: &Db, found: &[Row], due: Due) -> Result<()> {
     let mut starts = Vec::with_capacity(found.len());
     for row in found {
-        let message: i64 = row.get(0);
+        let message: i64 = row.get("message");
         let id = DeliveryId {
             message: MessageKey::new(message),
-            endpoint: EndpointKey::new(row.get(1)),
+            endpoint: EndpointKey::new(row.get("endpoint")),
             trigger: Trigger::Scheduled,
         };
         let due = match due {
             Due::At(due) => due,
             Due::AsAccepted => time_of_key(message),
         };
-        starts.push(Start { id, order: order_of(row.get(2))?, due, cycle: Cycle::First });
+        starts.push(Start { id, order: order_of(row.get("extra"))?, due, cycle: Cycle::First });
     }
-    start_many(db, &starts).await?;
-    Ok(starts.len() as u64)
+    start_many(db, &starts).await
 }
 
 /// Ends a node: what it held gets rows, and its shards are free. Whatever it still sends is refused.

@@ -63,6 +63,7 @@ impl Harness for Postgres {
 }
 
 mod nodes;
+mod passed_on;
 mod proxy;
 
 crate::conformance!(Postgres);

@@ -7,14 +7,14 @@ use std::{future::Future, sync::Arc};
 use tokio::{sync::watch, task::JoinHandle};
 
 /// A node with someone who takes what it is offered and gives back what is wanted elsewhere.
-struct Node {
-    store: Arc<PostgresStore>,
-    heard: watch::Receiver<Vec<Committed>>,
+pub struct Node {
+    pub store: Arc<PostgresStore>,
+    pub heard: watch::Receiver<Vec<Committed>>,
     serving: JoinHandle<()>,
 }
 
 impl Node {
-    async fn join(url: &DatabaseUrl, name: &str) -> Self {
+    pub async fn join(url: &DatabaseUrl, name: &str) -> Self {
         let options = PostgresOptions {
             name: name.to_owned(),
             heartbeat: Duration::from_millis(50),
@@ -39,18 +39,18 @@ impl Node {
         Self { store, heard, serving }
     }
 
-    fn owned(&self) -> Shards {
+    pub fn owned(&self) -> Shards {
         self.store.writer.shared().owned()
     }
 
-    async fn hears(&mut self, wanted: impl Fn(&Committed) -> bool) -> Committed {
+    pub async fn hears(&mut self, wanted: impl Fn(&Committed) -> bool) -> Committed {
         let heard = self.heard.wait_for(|all| all.iter().any(&wanted));
         let heard = tokio::time::timeout(DEADLINE, heard).await.expect("it is heard in time").expect("it goes on");
         heard.iter().find(|one| wanted(one)).expect("it was just found").clone()
     }
 
     /// As if its process had been killed.
-    fn die(self) {
+    pub fn die(self) {
         self.serving.abort();
     }
 }
@@ -62,7 +62,7 @@ fn plain(app: AppKey) -> NewMessage {
 /// Far longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let waiting = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -71,7 +71,7 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
     tokio::time::timeout(DEADLINE, waiting).await.unwrap_or_else(|_| panic!("{what}: not in time"));
 }
 
-async fn share(nodes: &[&Node]) {
+pub async fn share(nodes: &[&Node]) {
     eventually("the shards are shared", || async {
         let shares: Vec<usize> = nodes.iter().map(|node| node.owned().len()).collect();
         shares.iter().sum::<usize>() == 256 && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
@@ -80,7 +80,7 @@ async fn share(nodes: &[&Node]) {
 }
 
 /// An application whose lanes a node owns, with one endpoint.
-async fn lane_of(node: &Node) -> (AppKey, EndpointKey) {
+pub async fn lane_of(node: &Node) -> (AppKey, EndpointKey) {
     loop {
         let app = add_application(&*node.store, None).await.key;
         if node.owned().has_lanes_of(app) {
@@ -104,22 +104,6 @@ async fn nodes_share_what_there_is_and_take_over_from_those_that_leave_or_die() 
     three.die();
     end_leases(&url).await;
     share(&[&one]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_node_accepts_reaches_the_owner_by_the_store() {
-    let url = fresh_url().await;
-    let (mut one, two) = (Node::join(&url, "one").await, Node::join(&url, "two").await);
-    share(&[&one, &two]).await;
-    let (app, endpoint) = lane_of(&one).await;
-    let message = accept(&*two.store, NewMessage { owed: vec![endpoint], ..message(app, START) }).await;
-    one.hears(|heard| matches!(heard, Committed::Waiting { endpoint: lane, .. } if *lane == endpoint)).await;
-    let loaded = load_in(&*one.store, endpoint, Ordering::None, at(1)).await;
-    assert_eq!(ids(&loaded), [scheduled(endpoint, message)]);
-
-    let own = accept(&*one.store, NewMessage { owed: vec![endpoint], ..plain(app) }).await;
-    one.hears(|heard| matches!(heard, Committed::Message { letter, .. } if letter.message == own)).await;
-    assert_eq!(ids(&load_in(&*one.store, endpoint, Ordering::None, at(1)).await).len(), 1, "its own has no row");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
