@@ -10,7 +10,7 @@
 use super::{
     Db, Error, Result, execute,
     news::{self, Event, To},
-    rows,
+    one, rows,
     settle::{Cycle, Start, start_many},
 };
 use crate::{
@@ -364,6 +364,45 @@ async fn count(db: &Db, here: &Here<'_>, batch: &mut [Incoming<'_>]) -> Result<(
     )
     .await?;
     Ok(())
+}
+
+/// Whose rows a batch may add to or take from, and what counts those.
+pub fn runs_of<'b>(
+    messages: &[&NewMessage],
+    others: impl Iterator<Item = (EndpointKey, Option<OrderKey>)> + 'b,
+) -> BTreeSet<(i64, i64)> {
+    let mut runs = BTreeSet::new();
+    for message in messages {
+        let order = message.content.ordering_key.as_deref().map(OrderKey::of);
+        for endpoint in &message.owed {
+            let whole_lane = message.fifo.contains(endpoint).then_some(WHOLE_LANE);
+            runs.extend(whole_lane.or(order.map(OrderKey::raw)).map(|order| (endpoint.raw(), order)));
+        }
+    }
+    for (endpoint, order) in others {
+        let Some(order) = order else { continue };
+        // By which of them it was counted depends on what the endpoint was then.
+        runs.extend([(endpoint.raw(), order.raw()), (endpoint.raw(), WHOLE_LANE)]);
+    }
+    runs
+}
+
+/// Keeps other nodes from these runs until the end of the transaction, and returns the greatest key among them. Whoever
+/// puts a row into its place must see all rows of its run: two who did so side by side would each miss the other's.
+pub async fn hold_runs(db: &Db, runs: &BTreeSet<(i64, i64)>) -> Result<i64> {
+    let held = one(
+        db,
+        "SELECT coalesce(max(last_key), 0) FROM (
+             SELECT last_key FROM sequence JOIN unnest($1::bigint[], $2::bigint[]) AS run (endpoint, order_key)
+                 USING (endpoint, order_key)
+             ORDER BY endpoint, order_key FOR NO KEY UPDATE OF sequence) AS held",
+        &[
+            &runs.iter().map(|(endpoint, _)| *endpoint).collect::<Vec<_>>(),
+            &runs.iter().map(|(_, order)| *order).collect::<Vec<_>>(),
+        ],
+    )
+    .await?;
+    Ok(held.get(0))
 }
 
 /// The runs that another node added to last, and in which something still waits: this node may not have heard of it yet,

@@ -31,6 +31,10 @@ impl Writer {
         &self.shared
     }
 
+    pub fn is_closed(&self) -> bool {
+        self.jobs.is_closed()
+    }
+
     async fn queue<T, E: From<StoreError>>(&self, job: impl FnOnce(Reply<T, E>) -> Job) -> Result<T, E> {
         let (reply, answer) = oneshot::channel();
         self.jobs.send(job(reply)).map_err(|_| StoreError::Closed)?;

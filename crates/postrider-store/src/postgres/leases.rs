@@ -15,10 +15,11 @@ use super::{
     news::{self, Read},
     one,
     recover::{self, Due},
-    rows,
+    row, rows,
 };
 use crate::{
     Committed,
+    rows::minter::NODES,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::Timestamp;
@@ -50,18 +51,23 @@ pub struct Joined {
 /// Adds a node to the others. It has no shards yet.
 pub async fn join(db: &Db, options: &PostgresOptions) -> Result<Joined> {
     let used = greatest_key(db).await?;
-    let joined = one(
-        db,
-        "WITH new AS (
+    // Two nodes whose numbers leave the same rest would make the same keys.
+    let sql = format!(
+        "WITH drawn AS MATERIALIZED (SELECT nextval('node_id') AS id),
+         new AS (
              INSERT INTO node (id, batch, settled_through, minted, name, started_at)
-             VALUES (nextval('node_id'), 0, 9223372036854775807, $1, $2, now()) RETURNING id),
+             SELECT id, 0, 9223372036854775807, $1, $2, now() FROM drawn
+             WHERE NOT EXISTS (SELECT 1 FROM node WHERE node.id % {NODES} = drawn.id % {NODES}) RETURNING id),
          leased AS (
              INSERT INTO lease (node, until) SELECT id, clock_timestamp() + $3 * interval '1 millisecond' FROM new)
-         SELECT id FROM new",
-        &[&used, &options.name, &millis(options.lease)],
-    )
-    .await?;
-    Ok(Joined { node: joined.get(0), used })
+         SELECT id FROM new"
+    );
+    for _ in 0..NODES {
+        if let Some(joined) = row(db, &sql, &[&used, &options.name, &millis(options.lease)]).await? {
+            return Ok(Joined { node: joined.get(0), used });
+        }
+    }
+    Err(Error::Unreachable(format!("it has {NODES} nodes already, and there can be no more")))
 }
 
 fn millis(duration: Duration) -> f64 {
@@ -287,14 +293,21 @@ impl Keeper {
                 heard = self.ears.heard() => heard,
                 () = self.writer.shared().wake_keeper.notified() => Heard::Change,
             };
-            let looked = match heard {
-                Heard::Change => {
-                    beat_at = Instant::now() + self.options.heartbeat;
-                    self.look().await
+            if self.writer.is_closed() {
+                // Nothing can be written any more: the lanes are better off elsewhere.
+                return;
+            }
+            let patience = self.options.lease.min(Duration::from_secs(3));
+            let looking = async {
+                match heard {
+                    Heard::Change => {
+                        beat_at = Instant::now() + self.options.heartbeat;
+                        self.look().await
+                    }
+                    Heard::News => self.hear_news().await,
                 }
-                Heard::News => self.hear_news().await,
             };
-            if let Err(error) = looked {
+            if let Err(error) = tokio::time::timeout(patience, looking).await.unwrap_or(Err(Error::TooSlow)) {
                 tracing::warn!(error = describe(&error), "the lease could not be renewed; trying again");
                 self.ears.shut();
                 beat_at = Instant::now() + self.options.heartbeat / 5;
@@ -314,9 +327,7 @@ impl Keeper {
         // By what was seen before it was done, it would be done again.
         let is_free = self.acting.as_ref().is_none_or(JoinHandle::is_finished);
         let asked_at = Instant::now();
-        let patience = self.options.lease.min(Duration::from_secs(3));
-        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
-        let Some(view) = beat.unwrap_or(Err(Error::TooSlow))? else {
+        let Some(view) = beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options).await? else {
             self.writer.doubt();
             return Ok(());
         };

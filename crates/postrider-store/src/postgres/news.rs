@@ -172,7 +172,7 @@ pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64], heard: 
         db,
         "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
          SELECT id, kind, subject, detail FROM news
-         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id <> ALL($3) AND id <> ALL($4)
+         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id NOT IN (SELECT unnest($3::bigint[] || $4::bigint[]))
          ORDER BY id LIMIT $5",
         &[&node, &served, &passed_on, &heard, &READ_MAX],
     )
@@ -183,7 +183,10 @@ pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64], heard: 
     for row in &found {
         let (id, kind): (i64, i16) = (row.get("id"), row.get("kind"));
         if kind != MESSAGE {
-            read.news.push(decode(kind, row.get("subject"), row.get("detail"))?);
+            match decode(kind, row.get("subject"), row.get("detail")) {
+                Ok(news) => read.news.push(news),
+                Err(error) => tracing::warn!(%error, "news that a newer node wrote are passed over"),
+            }
             read.ids.push(id);
             continue;
         }

@@ -22,7 +22,7 @@ use crate::{
     shards::{Shards, Tenure},
 };
 use futures_util::{FutureExt, try_join};
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{EndpointKey, OrderKey, Timestamp};
 use std::{
     collections::{BTreeMap, VecDeque},
     panic::AssertUnwindSafe,
@@ -230,7 +230,10 @@ impl State {
             tries += 1;
             match self.mend(&mut hot, &error, tries).await {
                 Mended::TryAgain => {}
-                Mended::Apart => waits.extend(std::mem::take(&mut hot).apart()),
+                Mended::Apart => {
+                    waits.extend(std::mem::take(&mut hot).apart());
+                    tries = 0;
+                }
                 Mended::GiveUp => {
                     tracing::error!(error = describe(&error), jobs = hot.len(), "a batch could not be written");
                     std::mem::take(&mut hot).refuse(&error.into());
@@ -248,7 +251,7 @@ impl State {
             self.client = None;
         }
         if tries >= TRIES_MAX {
-            return Mended::GiveUp;
+            return if hot.len() > 1 && !error.is_lost() { Mended::Apart } else { Mended::GiveUp };
         }
         match error {
             Error::KeyTooSmall { used } => {
@@ -299,9 +302,11 @@ impl State {
         self.join().await?;
         let minter = self.shared.minter();
         let messages: Vec<&NewMessage> = hot.accepts.iter().map(|(message, _)| &**message).collect();
-        let keys: Vec<i64> = messages.iter().map(|message| minter.mint(message.at)).collect();
+        let mint = || -> Vec<i64> { messages.iter().map(|message| minter.mint(message.at)).collect() };
+        let mut keys = mint();
         let settlements: Vec<&Settlement> = hot.settles.iter().flat_map(|(_, settlements, _)| &**settlements).collect();
-        self.make_pieces(&keys).await?;
+        let runs = accept::runs_of(&messages, changed_lanes(&settlements, &hot.spills));
+        self.make_pieces(&keys, &settlements).await?;
         let attempt_keys: Vec<i64> = settlements
             .iter()
             .filter(|settlement| settlement.attempt.is_some())
@@ -316,10 +321,18 @@ impl State {
         let (shared, pieces, batch) = (&self.shared, &self.pieces, self.batch + 1);
         let write = async {
             let begin = format!("BEGIN; SELECT pg_advisory_xact_lock_shared({WRITE_LOCK})");
-            let (_, floor) = try_join!(
-                client.batch_execute(&begin).map(|begun| begun.map_err(Error::from)),
-                count(&client, tenure, batch, through, minter.last())
-            )?;
+            let begun = client.batch_execute(&begin).map(|begun| begun.map_err(Error::from));
+            let floor = if runs.is_empty() {
+                try_join!(begun, count(&client, tenure, batch, through, minter.last()))?.1
+            } else {
+                begun.await?;
+                let used = accept::hold_runs(&client, &runs).await?;
+                if keys.first().is_some_and(|first| *first <= used) {
+                    minter.catch_up(used);
+                    keys = mint();
+                }
+                count(&client, tenure, batch, through, minter.last()).await?
+            };
             if keys.first().is_some_and(|first| *first <= floor) {
                 return Err(Error::KeyTooSmall { used: floor });
             }
@@ -344,7 +357,7 @@ impl State {
                 landed: handed.chain(spilled).map(|id| (id.message.raw(), id.endpoint)).collect(),
                 heard: heard.clone(),
                 through,
-                keys: keys.clone(),
+                keys,
             })
         };
         let written = match in_time(write).await {
@@ -417,7 +430,7 @@ impl State {
                     );
                     self.client = None;
                     self.refuse_queued(&error.into());
-                    if self.queue.is_closed() {
+                    if self.is_closing() {
                         return Err(StoreError::Closed);
                     }
                     tokio::time::sleep(RECONNECT_PAUSE).await;
@@ -440,17 +453,22 @@ impl State {
         }
     }
 
-    /// Nobody shall wait for a database that does not answer.
+    /// Nobody shall wait for a database that does not answer. What nobody waits for is kept.
     fn refuse_queued(&mut self, error: &StoreError) {
+        let mut kept = VecDeque::new();
         while let Some(job) = self.put_back.pop_front().or_else(|| self.queue.try_recv().ok()) {
             match job {
-                Job::Close(_) => {
-                    self.put_back.push_front(job);
-                    return;
+                Job::Leave(_) | Job::Close(_) => kept.push_back(job),
+                Job::Accept { .. } | Job::Settle { .. } | Job::Spill { .. } | Job::Turn(_) | Job::Doubt => {
+                    job.refuse(error);
                 }
-                job => job.refuse(error),
             }
         }
+        self.put_back = kept;
+    }
+
+    fn is_closing(&self) -> bool {
+        self.queue.is_closed() || self.put_back.iter().any(|job| matches!(job, Job::Close(_)))
     }
 
     async fn take_turn(&mut self, mut job: Box<dyn TurnJob>) {
@@ -468,7 +486,12 @@ impl State {
                         self.conclude(Hot::default(), *written);
                         return job.finish(Ok(()));
                     }
-                    Ok(false) => Error::Unreachable("the connection was lost".to_owned()),
+                    Ok(false) if self.is_member => Error::Unreachable("the connection was lost".to_owned()),
+                    // Whoever declared it dead left nothing by which it could be told.
+                    Ok(false) => {
+                        let unknown = "the connection was lost, and it is not known whether this was carried out";
+                        return job.finish(Err(StoreError::Unreachable(unknown.to_owned())));
+                    }
                     Err(closed) => return job.finish(Err(closed)),
                 },
             };
@@ -550,9 +573,12 @@ impl State {
         }
     }
 
-    async fn make_pieces(&mut self, keys: &[i64]) -> Result<()> {
+    /// Sees to it that these keys have pieces, and that those are known which hold the messages of the settlements: another
+    /// node may have made them.
+    async fn make_pieces(&mut self, keys: &[i64], settlements: &[&Settlement]) -> Result<()> {
         let client = self.client().await?;
-        if self.pieces.is_empty() {
+        let is_known = |settlement: &&Settlement| pieces::cover(&self.pieces, settlement.id.message.raw());
+        if self.pieces.is_empty() || !settlements.iter().all(is_known) {
             self.pieces = pieces::list(&client).await?;
         }
         let is_missing = |pieces: &[Piece], key: i64| !pieces::cover(pieces, key);
@@ -668,6 +694,16 @@ async fn spilled_elsewhere(db: &Db, owned: &Shards, spills: &[Spilling]) -> Resu
     let waiting = lanes.into_iter().map(|(endpoint, due)| Committed::Waiting { endpoint, due });
     let events = news::address(db, waiting.collect()).await?;
     Ok(events.into_iter().filter(|event| matches!(event.to, To::Owner(shard) if !owned.contains(shard))).collect())
+}
+
+/// The lanes from which these take rows, or to which they add some, and by which key.
+fn changed_lanes<'h>(
+    settlements: &'h [&'h Settlement],
+    spills: &'h [Spilling],
+) -> impl Iterator<Item = (EndpointKey, Option<OrderKey>)> + 'h {
+    let settled = settlements.iter().map(|settlement| (settlement.id.endpoint, settlement.order));
+    let spilled = spills.iter().flat_map(|spilling| &spilling.deliveries).map(|(id, order)| (id.endpoint, *order));
+    settled.chain(spilled)
 }
 
 async fn spill(db: &Db, spills: &[Spilling]) -> Result<()> {

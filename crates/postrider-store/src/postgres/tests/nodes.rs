@@ -15,11 +15,11 @@ pub struct Node {
 
 impl Node {
     pub async fn join(url: &DatabaseUrl, name: &str) -> Self {
-        let options = PostgresOptions {
-            name: name.to_owned(),
-            heartbeat: Duration::from_millis(50),
-            ..PostgresOptions::default()
-        };
+        Self::join_with(url, PostgresOptions { name: name.to_owned(), ..PostgresOptions::default() }).await
+    }
+
+    async fn join_with(url: &DatabaseUrl, options: PostgresOptions) -> Self {
+        let options = PostgresOptions { heartbeat: Duration::from_millis(50), ..options };
         let store = Arc::new(open(url, START, &options).await);
         let mut committed = store.committed();
         let (tell, heard) = watch::channel(Vec::new());
@@ -53,10 +53,6 @@ impl Node {
     pub fn die(self) {
         self.serving.abort();
     }
-}
-
-fn plain(app: AppKey) -> NewMessage {
-    message(app, START)
 }
 
 /// Far longer than anything here takes.
@@ -155,6 +151,47 @@ async fn the_order_of_a_key_is_that_of_acceptance_whatever_the_clocks_say() {
     // The first one was handed over: nothing was there before it.
     assert_eq!(numbers, (2..=20).collect::<Vec<u64>>());
     assert_eq!(ids(&loaded), accepted[1..].iter().map(|one| scheduled(endpoint, *one)).collect::<Vec<_>>());
+}
+
+/// One node takes a row from the front of a run while another one adds one behind it: each must see what the other did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_of_a_run_can_always_be_loaded() {
+    let url = fresh_url().await;
+    let (one, two) = (Node::join(&url, "one").await, Node::join(&url, "two").await);
+    share(&[&one, &two]).await;
+    let (app, endpoint) = lane_of(&one).await;
+    let keyed = |clock: i64| {
+        let mut new = NewMessage { owed: vec![endpoint], ..message(app, at(clock)) };
+        new.content.ordering_key = Some("a".to_owned());
+        new
+    };
+    let order = Some(OrderKey::of("a"));
+    let mut first = accept(&*two.store, keyed(0)).await;
+    for round in 1..200 {
+        let gone = Settlement { order, ..stored(delivered(scheduled(endpoint, first), at(round))) };
+        let (next, ()) = tokio::join!(accept(&*two.store, keyed(round)), settle(&*one.store, vec![gone]));
+        let loaded = load_in(&*one.store, endpoint, Ordering::Keyed, at(10_000)).await;
+        assert_eq!(ids(&loaded), [scheduled(endpoint, next)], "round {round}");
+        first = next;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_are_recorded_in_a_piece_that_another_node_made() {
+    let url = fresh_url().await;
+    let fine = |name: &str| PostgresOptions {
+        name: name.to_owned(),
+        piece_span: Duration::from_millis(1),
+        ..PostgresOptions::default()
+    };
+    let (one, two) = (Node::join_with(&url, fine("one")).await, Node::join_with(&url, fine("two")).await);
+    share(&[&one, &two]).await;
+    let (app, endpoint) = lane_of(&one).await;
+    accept(&*one.store, NewMessage { owed: vec![endpoint], ..message(app, START) }).await;
+    let later = accept(&*two.store, NewMessage { owed: vec![endpoint], ..message(app, at(50)) }).await;
+    settle(&*one.store, vec![delivered(scheduled(endpoint, later), at(51))]).await;
+    assert_eq!(attempts_of(&*one.store, later).await.len(), 1);
+    assert_eq!(state(&*two.store, scheduled(endpoint, later)).await, DeliveryState::Delivered);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
