@@ -8,24 +8,25 @@
 //! and its lanes are someone else's: nothing is written, and it joins again as a new one. If a connection is lost before a
 //! commit is answered, the count tells whether it was carried out.
 
+mod membership;
+mod turns;
+
 use super::{
-    DatabaseUrl, Db, Error, PostgresOptions, Result, accept, describe, execute,
-    jobs::{Failure, Hot, Job, Spilling, Turn, TurnJob, Written},
-    leases,
+    DatabaseUrl, Db, Error, PostgresOptions, Result, accept, describe,
+    jobs::{Failure, Hot, Job, Spilling, Written},
     news::{self, Event, To},
     pieces::{self, Piece},
-    recover, row, settle,
+    row, settle,
     shared::Shared,
 };
 use crate::{
-    AcceptError, Committed, NewMessage, Settlement, StoreError,
+    AcceptError, Committed, NewMessage, Settlement,
     shards::{Shards, Tenure},
 };
 use futures_util::{FutureExt, try_join};
 use postrider_engine::{EndpointKey, OrderKey, Timestamp};
 use std::{
     collections::{BTreeMap, VecDeque},
-    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -177,20 +178,6 @@ impl State {
             tracing::warn!(error = describe(&error), "this node is not one of the others yet");
         }
         closing
-    }
-
-    /// Finds out whether this node is still one of the others.
-    async fn make_sure(&mut self) {
-        match self.attempt(&Hot::default()).await {
-            Ok(written) => self.conclude(Hot::default(), written),
-            Err(Failure::Undone(Error::Deposed)) => self.depose(),
-            Err(Failure::Undone(error)) => {
-                tracing::warn!(error = describe(&error), "the database cannot be asked whether the lease is held");
-            }
-            Err(Failure::Unknown(written)) => {
-                let _ = self.clear_up(&written).await;
-            }
-        }
     }
 
     /// Writes a batch, again if it must be, and tells everyone.
@@ -411,128 +398,6 @@ impl State {
         }
     }
 
-    /// The answer to a commit was lost: finds out whether it was carried out. The server may still be at it; asking for
-    /// the row waits until it is done.
-    async fn clear_up(&mut self, written: &Written) -> Result<bool, StoreError> {
-        loop {
-            let asked = self.was_committed(written);
-            match asked.await {
-                Ok(committed) => {
-                    if committed && self.is_member {
-                        self.batch += 1;
-                    }
-                    return Ok(committed);
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        error = describe(&error),
-                        "the database does not say whether the last commit was carried out"
-                    );
-                    self.client = None;
-                    self.refuse_queued(&error.into());
-                    if self.is_closing() {
-                        return Err(StoreError::Closed);
-                    }
-                    tokio::time::sleep(RECONNECT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn was_committed(&mut self, written: &Written) -> Result<bool> {
-        let client = self.client().await?;
-        let node = self.shared.tenure().0;
-        match row(&client, "SELECT batch FROM node WHERE id = $1 FOR UPDATE", &[&node]).await? {
-            Some(found) => Ok(found.get::<_, i64>(0) == self.batch + 1),
-            // Declared dead meanwhile. Messages that are there have been given rows by whoever did that.
-            None => {
-                self.depose();
-                let sql = "SELECT 1 FROM message WHERE key = ANY($1) LIMIT 1";
-                Ok(row(&client, sql, &[&written.keys]).await?.is_some())
-            }
-        }
-    }
-
-    /// Nobody shall wait for a database that does not answer. What nobody waits for is kept.
-    fn refuse_queued(&mut self, error: &StoreError) {
-        let mut kept = VecDeque::new();
-        while let Some(job) = self.put_back.pop_front().or_else(|| self.queue.try_recv().ok()) {
-            match job {
-                Job::Leave(_) | Job::Close(_) => kept.push_back(job),
-                Job::Accept { .. } | Job::Settle { .. } | Job::Spill { .. } | Job::Turn(_) | Job::Doubt => {
-                    job.refuse(error);
-                }
-            }
-        }
-        self.put_back = kept;
-    }
-
-    fn is_closing(&self) -> bool {
-        self.queue.is_closed() || self.put_back.iter().any(|job| matches!(job, Job::Close(_)))
-    }
-
-    async fn take_turn(&mut self, mut job: Box<dyn TurnJob>) {
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let error = match self.attempt_turn(&mut *job).await {
-                Ok(written) => {
-                    self.conclude(Hot::default(), written);
-                    return job.finish(Ok(()));
-                }
-                Err(Failure::Undone(error)) => error,
-                Err(Failure::Unknown(written)) => match self.clear_up(&written).await {
-                    Ok(true) => {
-                        self.conclude(Hot::default(), *written);
-                        return job.finish(Ok(()));
-                    }
-                    Ok(false) if self.is_member => Error::Unreachable("the connection was lost".to_owned()),
-                    // Whoever declared it dead left nothing by which it could be told.
-                    Ok(false) => {
-                        let unknown = "the connection was lost, and it is not known whether this was carried out";
-                        return job.finish(Err(StoreError::Unreachable(unknown.to_owned())));
-                    }
-                    Err(closed) => return job.finish(Err(closed)),
-                },
-            };
-            if let Error::Deposed = error {
-                self.depose();
-            }
-            let again = match &error {
-                Error::Deposed => tries == 1,
-                Error::Unreachable(_) => tries < 2,
-                _ => error.is_lost() || error.code().is_some_and(is_collision),
-            };
-            if !again || tries >= TRIES_MAX {
-                return job.finish(Err(error.into()));
-            }
-        }
-    }
-
-    async fn attempt_turn(&mut self, job: &mut dyn TurnJob) -> Result<Written, Failure> {
-        self.join().await?;
-        let client = self.client().await?;
-        let through = self.shared.settled_through(None);
-        let mut turn = Turn { client: Arc::clone(&client), tenure: self.shared.tenure(), announced: Vec::new() };
-        let (shared, batch) = (&self.shared, self.batch + 1);
-        let write = async {
-            client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
-            count(&client, turn.tenure, batch, through, shared.minter().last()).await?;
-            // Work that panics takes its own transaction with it, and nothing else.
-            let run = AssertUnwindSafe(job.run(&mut turn)).catch_unwind().await;
-            run.unwrap_or_else(|_| Err(Error::Panicked))?;
-            let owned = shared.owned();
-            let events = news::address(&client, std::mem::take(&mut turn.announced)).await?;
-            news::publish(&client, turn.tenure.0, &owned, &events).await?;
-            Ok(Written { events, through, ..Written::default() })
-        };
-        let written = match in_time(write).await {
-            Ok(written) => written,
-            Err(error) => return Err(self.roll_back(error).await),
-        };
-        self.commit(&client, written).await
-    }
-
     async fn client(&mut self) -> Result<Arc<Db>> {
         if let Some(client) = &self.client
             && !client.is_closed()
@@ -545,32 +410,6 @@ impl State {
         let client = Arc::new(client);
         self.client = Some(Arc::clone(&client));
         Ok(client)
-    }
-
-    /// Becomes one of the nodes, unless it is one.
-    async fn join(&mut self) -> Result<()> {
-        if self.is_member {
-            return Ok(());
-        }
-        let client = self.client().await?;
-        let asked_at = Instant::now();
-        let joined = leases::join(&client, &self.options).await?;
-        self.is_member = true;
-        self.batch = 0;
-        self.noted_through = i64::MAX;
-        self.shared.begin(Tenure(joined.node), joined.used, leases::sure_until(asked_at, &self.options));
-        self.shared.wake_keeper.notify_one();
-        Ok(())
-    }
-
-    /// The node was declared dead, and its lanes are someone else's.
-    fn depose(&mut self) {
-        if self.is_member {
-            self.is_member = false;
-            tracing::warn!("another node took over what this one served; joining again");
-            self.shared.end();
-            self.shared.tell(vec![Committed::Deposed]);
-        }
     }
 
     /// Sees to it that these keys have pieces, and that those are known which hold the messages of the settlements: another
@@ -606,48 +445,6 @@ impl State {
                 Err(error)
             }
         }
-    }
-
-    /// Notes that everything is settled, so that nobody has to look through it.
-    async fn note_rest(&mut self) {
-        if self.shared.settled_through(None) > self.noted_through && self.is_member {
-            self.make_sure().await;
-        } else {
-            // What is outstanding will be settled, and noted with that.
-            self.noted_through = i64::MAX;
-        }
-    }
-
-    /// Leaves the other nodes, without a lease that they would have to wait for.
-    async fn depart(&mut self) {
-        if !self.is_member {
-            return;
-        }
-        let (tenure, batch) = (self.shared.tenure(), self.batch + 1);
-        let through = self.shared.settled_through(None);
-        let minted = self.shared.minter().last();
-        let client = self.client().await;
-        let left = async {
-            let client = client?;
-            client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
-            count(&client, tenure, batch, through, minted).await?;
-            match through {
-                i64::MAX => drop(recover::bury_node(&client, tenure.0, Timestamp::default()).await?),
-                // Whoever comes next gives rows to what is left.
-                _ => leases::give_up(&client, tenure.0).await?,
-            }
-            execute(&client, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
-            client.batch_execute("COMMIT").await?;
-            Ok(())
-        };
-        if let Err(error) = in_time(left).await {
-            tracing::warn!(
-                error = describe(&error),
-                "could not leave the other nodes; they take over when the lease ends"
-            );
-        }
-        self.is_member = false;
-        self.shared.end();
     }
 }
 
