@@ -55,13 +55,14 @@ pub async fn oldest_handed(db: &Db) -> Result<Option<i64>> {
 /// Gives every delivery that a dead node held in its memory a row, and returns how many did not have one.
 pub async fn recover(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
     let Some(found) = row(db, "SELECT settled_through FROM node WHERE id = $1", &[&node]).await? else { return Ok(0) };
-    let through: i64 = found.get(0);
+    let mut through: i64 = found.get(0);
     let mut recovered = 0;
     loop {
         let sql = format!(
             "SELECT message.key, owed.endpoint, message.extra
              FROM message CROSS JOIN LATERAL unnest(message.owed) AS owed (endpoint)
-             WHERE message.key > $1 AND message.key % {NODES} = $2 AND {HAS_NO_ROW} LIMIT $3"
+             WHERE message.key > $1 AND message.key % {NODES} = $2 AND {HAS_NO_ROW}
+             ORDER BY message.key LIMIT $3"
         );
         let found = rows(db, &sql, &[&through, &node.rem_euclid(NODES), &STEP]).await?;
         let mut starts = Vec::with_capacity(found.len());
@@ -78,6 +79,8 @@ pub async fn recover(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
         if (starts.len() as i64) < STEP {
             return Ok(recovered);
         }
+        // The last message may be owed to more than there was room for.
+        through = starts.last().map_or(through, |last| last.id.message.raw() - 1);
     }
 }
 
