@@ -39,6 +39,8 @@ pub trait Store: Send + Sync + 'static {
     fn may_send(&self) -> bool;
     /// Whether this process does the work that is done once for all nodes.
     fn leads(&self) -> bool;
+    /// The shards whose lanes this process serves just now.
+    fn owned(&self) -> Shards;
     /// What the store's own clock says, where it has one that counts for everybody.
     async fn time(&self) -> Result<Option<Timestamp>, StoreError>;
 
@@ -226,7 +228,8 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets some of what is past its time. True while there is more to do.
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError>;
 
-    async fn counts(&self) -> Result<Counts, StoreError>;
+    /// How much lies in these shards. Takes as long as there is much.
+    async fn counts(&self, shards: Shards) -> Result<Counts, StoreError>;
     /// Finishes what is queued and closes. Nothing may be asked of the store afterwards.
     async fn close(&self);
 }

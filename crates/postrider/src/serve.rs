@@ -17,13 +17,13 @@ use crate::{
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::TcpListener,
@@ -32,8 +32,11 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// How often samples are taken into the histograms, and the store is asked how much waits.
+/// How often samples are taken into the histograms, and the store is asked how much waits if it can tell quickly.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
+
+/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
+const COUNTING_SHARE: u32 = 100;
 
 /// How often the store's clock is looked at.
 const CLOCK_EVERY: Duration = Duration::from_secs(10);
@@ -214,18 +217,30 @@ fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
 async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
     let waiting = metrics::gauge!("postrider_deliveries_waiting");
     let dead = metrics::gauge!("postrider_dead_letters");
+    let mut next_count = Instant::now();
+    let mut counted = Shards::NONE;
     loop {
-        match store.counts().await {
-            Ok(counts) => {
-                waiting.set(counts.waiting as f64);
-                dead.set(counts.dead as f64);
+        let (begun, owned) = (Instant::now(), store.owned());
+        // What has changed hands would otherwise be counted twice or not at all until the next time.
+        if next_count <= begun || owned != counted {
+            counted = owned;
+            match store.counts(owned).await {
+                Ok(counts) => {
+                    waiting.set(counts.waiting as f64);
+                    dead.set(counts.dead as f64);
+                }
+                Err(StoreError::Closed) => return,
+                Err(error) => tracing::warn!(%error, "the store could not be counted"),
             }
-            Err(StoreError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "the store could not be counted"),
+            next_count = begun + until_next_count(begun.elapsed());
         }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
     }
+}
+
+fn until_next_count(took: Duration) -> Duration {
+    took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
 }
 
 async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
@@ -241,4 +256,17 @@ async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
 
 async fn until(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_long_to_count_is_asked_less_often() {
+        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 1_500_000)] {
+            assert_eq!(until_next_count(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
+        }
+        assert_eq!(until_next_count(Duration::MAX), Duration::MAX);
+    }
 }

@@ -82,7 +82,8 @@ pub fn sure_until(asked_at: Instant, options: &PostgresOptions) -> Instant {
 /// Gives shards back, and whatever is handed over of them a row. In a turn.
 pub async fn free(db: &Db, node: i64, shards: Shards) -> Result<()> {
     let shards = numbers(shards);
-    recover::give_rows(db, node, &shards, Due::AsAccepted).await?;
+    let now = now(db).await?;
+    recover::give_rows(db, node, &shards, Due::AsAccepted { now }).await?;
     execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &shards]).await?;
     rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
     Ok(())

@@ -2,13 +2,14 @@
 //!
 //! The same rooms as in `sqlite`. `writer` commits in groups; `accept` and `settle` are what it writes in bulk, beside
 //! other nodes; `settings`, `cancel`, `dead`, `expire`, `tasks`, `steps` and `tidy` are what it writes in turns, while no
-//! other node writes. `readers`' connections look up what `load`, `history` and `dead` ask for. `leases` says which lanes
+//! other node writes. `readers`' connections look up what `load`, `history`, `dead` and `counts` ask for. `leases` says which lanes
 //! are this node's, `news` tells nodes what others changed, `recover` finds what a dead node left without a row, and
 //! `pieces` keeps the partitions.
 
 mod accept;
 mod cancel;
 mod connect;
+mod counts;
 mod dead;
 mod doctor;
 mod ears;
@@ -263,6 +264,10 @@ impl Store for PostgresStore {
 
     fn leads(&self) -> bool {
         self.writer.shared().leads()
+    }
+
+    fn owned(&self) -> Shards {
+        self.writer.shared().owned()
     }
 
     async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
@@ -602,12 +607,8 @@ impl Store for PostgresStore {
         Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
     }
 
-    async fn counts(&self) -> Result<Counts, StoreError> {
-        look!(self.searchers, |db| {
-            let row = one(db, "SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead WHERE open = 1)", &[])
-                .await?;
-            Ok(Counts { waiting: count(row.get(0)), dead: count(row.get(1)) })
-        })
+    async fn counts(&self, shards: Shards) -> Result<Counts, StoreError> {
+        look!(self.searchers, |db| counts::counts(db, shards).await)
     }
 
     async fn close(&self) {

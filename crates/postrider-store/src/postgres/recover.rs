@@ -37,13 +37,16 @@ pub async fn is_handed(db: &Db, message: MessageKey, endpoint: EndpointKey) -> R
 /// The messages whose delivery to this endpoint is handed over and has no row yet, oldest first.
 pub async fn handed_to(db: &Db, endpoint: EndpointKey) -> Result<Vec<MessageKey>> {
     let Some(oldest) = oldest_handed(db).await? else { return Ok(Vec::new()) };
-    let sql = format!(
-        "SELECT message.key FROM message CROSS JOIN (SELECT $2::bigint AS endpoint) AS owed
-         WHERE message.key >= $1 AND owed.endpoint = ANY(message.owed) AND {HAS_NO_ROW} ORDER BY message.key"
-    );
+    let sql = format!("{HANDED_TO} AND {HAS_NO_ROW} ORDER BY message.key");
     let found = rows(db, &sql, &[&oldest, &endpoint.raw()]).await?;
     Ok(found.iter().map(|row| MessageKey::new(row.get(0))).collect())
 }
+
+/// Of the one application whose messages the endpoint can be owed: what the others sent meanwhile may be very much.
+const HANDED_TO: &str = "
+    SELECT message.key FROM message CROSS JOIN (SELECT $2::bigint AS endpoint) AS owed
+    WHERE message.app = (SELECT app FROM endpoint WHERE endpoint.key = $2) AND message.key >= $1
+        AND owed.endpoint = ANY(message.owed)";
 
 /// No message before this one has a delivery without a row. `None`: none has.
 pub async fn oldest_handed(db: &Db) -> Result<Option<i64>> {
@@ -102,8 +105,10 @@ enum Place {
 #[derive(Clone, Copy, Debug)]
 pub enum Due {
     At(Timestamp),
-    /// When its message was accepted.
-    AsAccepted,
+    /// When its message was accepted. Its key may say later than now, if a clock was ahead once.
+    AsAccepted {
+        now: Timestamp,
+    },
 }
 
 async fn start(db: &Db, found: &[Row], due: Due) -> Result<()> {
@@ -117,7 +122,7 @@ async fn start(db: &Db, found: &[Row], due: Due) -> Result<()> {
         };
         let due = match due {
             Due::At(due) => due,
-            Due::AsAccepted => time_of_key(message),
+            Due::AsAccepted { now } => time_of_key(message).min(now),
         };
         starts.push(Start { id, order: order_of(row.get("extra"))?, due, cycle: Cycle::First });
     }
@@ -145,4 +150,30 @@ pub async fn bury_node(db: &Db, node: i64, due: Timestamp) -> Result<u64> {
 /// Keeps a node from writing and from renewing its lease until the end of the transaction. False if it is gone.
 pub async fn hold_node(db: &Db, node: i64) -> Result<bool> {
     Ok(row(db, "SELECT 1 FROM node WHERE id = $1 FOR UPDATE", &[&node]).await?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::{
+        load::tests::{connect, plans, seem_grown},
+        pieces,
+    };
+    use postrider_engine::keys::first_key_at;
+    use std::time::Duration;
+
+    /// Whatever other applications send meanwhile.
+    #[tokio::test]
+    async fn what_is_handed_to_an_endpoint_is_looked_for_in_its_application() {
+        let db = connect().await;
+        let key = first_key_at(Timestamp::from_millis(1_800_000_000_000));
+        pieces::ensure(&db, key, Duration::from_hours(24)).await.unwrap();
+        seem_grown(&db, "message_1").await;
+        for plan in
+            plans(&db, &format!("{HANDED_TO} AND {HAS_NO_ROW} ORDER BY message.key"), &format!("{key}, 1")).await
+        {
+            assert!(plan.contains("using message_1_app_key_idx"), "{plan}");
+            assert!(!plan.contains("Sort") && !plan.contains("message_1_pkey"), "{plan}");
+        }
+    }
 }

@@ -272,6 +272,10 @@ impl Store for SqliteStore {
         true
     }
 
+    fn owned(&self) -> Shards {
+        Shards::ALL
+    }
+
     async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
         Ok(None)
     }
@@ -638,7 +642,7 @@ impl Store for SqliteStore {
         self.writer.run(move |batch| tidy::tidy(batch, now, retention)).await
     }
 
-    async fn counts(&self) -> Result<Counts, StoreError> {
+    async fn counts(&self, _: Shards) -> Result<Counts, StoreError> {
         self.searchers
             .run(|connection, _| {
                 connection.query_row(

@@ -14,6 +14,7 @@ use crate::{
 };
 use anyhow::anyhow;
 use postrider_store::{
+    Shard,
     doctor::{Finding, Verdict},
     postgres::{self, Visitor},
     sqlite,
@@ -185,7 +186,12 @@ fn counted(metrics: &str) -> Finding {
         line.unwrap_or("?").to_owned()
     };
     let [waiting, dead] = ["postrider_deliveries_waiting", "postrider_dead_letters"].map(value);
-    Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters"))
+    // One of several nodes knows of its own part only.
+    let part = match value("postrider_shards_owned").parse::<usize>() {
+        Ok(owned) if owned < Shard::COUNT => format!(" in the {owned} of {} shards of this node", Shard::COUNT),
+        Ok(_) | Err(_) => String::new(),
+    };
+    Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters{part}"))
 }
 
 fn shown(path: &Path) -> String {
@@ -237,6 +243,12 @@ mod tests {
     #[test]
     fn what_waits_is_read_from_the_metrics() {
         let metrics = "# TYPE postrider_dead_letters gauge\npostrider_dead_letters 3\npostrider_deliveries_waiting 7\n";
-        assert_eq!(counted(metrics).words, "7 deliveries wait, 3 dead letters");
+        for (owned, expected) in [
+            ("", "7 deliveries wait, 3 dead letters"),
+            ("postrider_shards_owned 256\n", "7 deliveries wait, 3 dead letters"),
+            ("postrider_shards_owned 85\n", "7 deliveries wait, 3 dead letters in the 85 of 256 shards of this node"),
+        ] {
+            assert_eq!(counted(&format!("{metrics}{owned}")).words, expected);
+        }
     }
 }
