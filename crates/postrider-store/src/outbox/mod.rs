@@ -11,7 +11,7 @@ mod tests;
 
 pub use schema::{Installation, VERSION, script};
 
-use crate::postgres::{DatabaseUrl, Db, PostgresOptions, describe};
+use crate::postgres::{DatabaseUrl, Db, OpenError, PostgresOptions, describe};
 use bytes::Bytes;
 use postrider_engine::Timestamp;
 use schema::CHANNEL;
@@ -59,6 +59,11 @@ impl FromStr for SchemaName {
 pub enum OutboxError {
     #[error("the producer's database cannot be reached: {0}")]
     Unreachable(String),
+    #[error(
+        "a pooler in transaction mode stands before the producer's database and lends connections out; Postrider needs \
+         its own, so connect to PostgreSQL directly, or let the pooler work in session mode"
+    )]
+    Pooled,
     #[error("there is no outbox in the schema `{0}`; make one with `postrider outbox install`")]
     NotInstalled(SchemaName),
     #[error("the outbox was installed by a newer Postrider (version {found}, this one knows {VERSION}); use that one")]
@@ -67,6 +72,19 @@ pub enum OutboxError {
     NotEmpty(u64),
     #[error("the producer's database refused: {0}")]
     Database(String),
+}
+
+impl From<OpenError> for OutboxError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Pooled => Self::Pooled,
+            OpenError::Unreachable { cause, .. } => Self::Unreachable(cause),
+            OpenError::Certificates(_)
+            | OpenError::Database(_)
+            | OpenError::TooNew { .. }
+            | OpenError::TooOld { .. } => Self::Unreachable(error.to_string()),
+        }
+    }
 }
 
 /// What tells one outbox from all others, wherever it is reached from.
@@ -164,9 +182,8 @@ impl Outbox {
     ) -> Result<Self, OutboxError> {
         let options =
             PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
-        let connected =
-            async { url.connect(&options).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
-        let (db, heard) = in_time(CONNECT_MAX, connected).await?;
+        // The lock by which one of many nodes relays, and word of new rows, are bound to a connection.
+        let (db, heard) = url.connect_surely(&options).await?;
         Ok(Self { db, schema, heard: Mutex::new(heard) })
     }
 
@@ -458,6 +475,5 @@ fn millis(duration: Duration) -> f64 {
     duration.as_millis() as f64
 }
 
-const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Somewhat longer than the server itself lets a statement run.
 const ANSWER_MAX: Duration = Duration::from_secs(20);

@@ -7,6 +7,7 @@
 //! `pieces` keeps the partitions.
 
 mod accept;
+mod address;
 mod cancel;
 mod connect;
 mod dead;
@@ -20,6 +21,7 @@ mod load;
 pub(crate) mod moving;
 mod news;
 mod pieces;
+mod reach;
 mod readers;
 mod recover;
 mod schema;
@@ -35,7 +37,8 @@ mod tls;
 mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use address::{BadUrl, DatabaseUrl};
+pub use connect::{OpenError, PostgresOptions, migrate};
 pub use doctor::examine;
 pub use visit::Visitor;
 

@@ -1,11 +1,10 @@
 //! A look at the database by somebody who is no node: before one joins the others, and by commands beside them.
 
-use super::{DatabaseUrl, Error, OpenError, PostgresOptions, describe, execute, one, row};
-use deadpool_postgres::Client;
+use super::{DatabaseUrl, Db, Error, OpenError, PostgresOptions, describe, execute, one, row};
 use tokio_postgres::error::SqlState;
 
 pub struct Visitor {
-    client: Client,
+    client: Db,
 }
 
 impl Visitor {
@@ -31,12 +30,9 @@ impl Visitor {
     }
 }
 
-pub async fn connect(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Client, OpenError> {
-    let pool = url.pool(options, 1)?;
-    pool.get().await.map_err(|error| match describe(&error) {
-        cause if cause.contains("unsupported startup parameter") => OpenError::Pooled,
-        cause => OpenError::Unreachable { url: url.to_string(), cause },
-    })
+pub async fn connect(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Db, OpenError> {
+    let (db, _) = url.connect_surely(options).await?;
+    Ok(db)
 }
 
 fn failed(error: Error) -> OpenError {
