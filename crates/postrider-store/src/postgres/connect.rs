@@ -80,8 +80,11 @@ impl PostgresStore {
         writer.turn(|turn| Box::pin(async { leases::now(turn.db()).await.map(drop) })).await.map_err(cannot)?;
         let mut ears = Ears::new(url.clone(), options.clone());
         ears.prove(writer.shared().tenure().0).await?;
+        let failed = |error: Error| OpenError::Database(describe(&error));
+        // Here and not with the tables, which are looked at twice when they are new.
+        warn_of_settings(ears.db().map_err(failed)?).await.map_err(failed)?;
         let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
-        keeper.begin(now).await.map_err(|error| OpenError::Database(describe(&error)))?;
+        keeper.begin(now).await.map_err(failed)?;
         let keeping = tokio::spawn(keeper.keep(stopped));
         Ok(Self {
             readers: Readers::new(pool(READERS)?, READ_MAX),
@@ -103,7 +106,6 @@ pub async fn migrate(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Mig
     if server / 10_000 < SERVER_MIN {
         return Err(OpenError::TooOld { found: (server / 10_000).to_string() });
     }
-    warn_of_settings(&client).await.map_err(failed)?;
     let migrated = schema::migrate(&client).await.map_err(failed)?;
     if migrated.from > schema::VERSION {
         return Err(OpenError::TooNew { found: migrated.from, known: schema::VERSION });
@@ -197,7 +199,8 @@ impl Ears {
         self.open = None;
         let (db, heard) = self.url.connect(&self.options).await?;
         // The names are made of a number.
-        db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
+        let listen = format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE);
+        tokio::time::timeout(HEARD_WITHIN, db.batch_execute(&listen)).await.map_err(|_| Error::TooSlow)??;
         self.open = Some(Open { db, node, heard, since: Instant::now() });
         Ok(())
     }

@@ -282,9 +282,8 @@ impl Keeper {
         }
         self.ears.open(tenure.0).await?;
         let asked_at = Instant::now();
-        let patience = self.options.lease.min(Duration::from_secs(3));
-        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
-        let Some(view) = beat.unwrap_or(Err(Error::TooSlow))? else {
+        let view = in_time(&self.options, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await?;
+        let Some(view) = view else {
             self.writer.doubt();
             return Ok(());
         };
@@ -303,9 +302,10 @@ impl Keeper {
 
     async fn hear_news(&mut self, tenure: Tenure) -> Result<()> {
         let shared = self.writer.shared();
-        let (ids, news) = news::read(self.ears.db()?, tenure.0, &shared.owned()).await?;
+        let owned = shared.owned();
+        let (ids, news) = in_time(&self.options, news::read(self.ears.db()?, tenure.0, &owned)).await?;
         shared.tell(news);
-        news::take_away(self.ears.db()?, &ids).await
+        in_time(&self.options, news::take_away(self.ears.db()?, &ids)).await
     }
 
     async fn act(&mut self, view: &View, tenure: Tenure) {
@@ -376,6 +376,12 @@ impl Keeper {
             Err(error) => tracing::warn!(%error, "free lanes could not be taken yet"),
         }
     }
+}
+
+/// A connection that has fallen silent must not cost the lease: the next one may be better.
+async fn in_time<T>(options: &PostgresOptions, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    let patience = options.lease.min(Duration::from_secs(3));
+    tokio::time::timeout(patience, asked).await.unwrap_or(Err(Error::TooSlow))
 }
 
 #[cfg(test)]

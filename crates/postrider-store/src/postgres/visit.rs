@@ -1,7 +1,6 @@
 //! A look at the database by somebody who is no node: before one joins the others, and by commands beside them.
 
 use super::{DatabaseUrl, Db, Error, OpenError, PostgresOptions, describe, execute, one, row};
-use tokio_postgres::error::SqlState;
 
 pub struct Visitor {
     client: Db,
@@ -14,11 +13,13 @@ impl Visitor {
 
     /// `None` also where there are no tables yet.
     pub async fn note(&self, name: &str) -> Result<Option<Vec<u8>>, OpenError> {
-        match row(&self.client, "SELECT value FROM note WHERE name = $1", &[&name]).await {
-            Ok(found) => Ok(found.map(|row| row.get(0))),
-            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
-            Err(error) => Err(failed(error)),
+        // Not tried and failed: whoever reads the server's log would find an error at every first start.
+        let known = one(&self.client, "SELECT to_regclass('note') IS NOT NULL", &[]).await.map_err(failed)?;
+        if !known.get::<_, bool>(0) {
+            return Ok(None);
         }
+        let found = row(&self.client, "SELECT value FROM note WHERE name = $1", &[&name]).await.map_err(failed)?;
+        Ok(found.map(|row| row.get(0)))
     }
 
     /// Puts a note where there is none, and tells which one there is then. Of several who claim it, all are told the same.
