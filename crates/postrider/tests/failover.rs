@@ -45,4 +45,4 @@ fn wait_for_load(drill: &Drill, count: usize) -> usize {
 }
 
 const SEED: u64 = 1;
-const LOAD: usize = 500;
+const LOAD: usize = 300;
