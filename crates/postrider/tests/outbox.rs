@@ -4,7 +4,7 @@ mod support;
 
 use http::Method;
 use postrider::keyring::Keyring;
-use postrider_testbed::{Client as Session, Cluster, Mode, connect};
+use postrider_testbed::{Client as Session, Cluster, Mode, PoolMode, Pooler, connect};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -554,3 +554,33 @@ fn gauge(metrics: &str, name: &str) -> Option<f64> {
     let line = metrics.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
     line.rsplit(' ').next()?.parse().ok()
 }
+
+#[tokio::test]
+async fn a_pooler_that_lends_connections_out_is_refused_and_one_in_session_mode_is_not() {
+    let cluster = Cluster::start();
+    let producer = Producer::at(cluster.fresh_database().await).await;
+    let lending = Pooler::start(&cluster, PoolMode::Transaction);
+    let url = lending.url(&cluster, &producer.url);
+    let shown = outbox(&["status", "--database-url", &url]);
+    let said = String::from_utf8_lossy(&shown.stderr).into_owned();
+    assert!(!shown.status.success() && said.contains(POOLED), "{said}");
+
+    let mut refused = World::start_with(&["--outbox", &url]).await;
+    producer.send(1, "").await;
+    eventually("a word on the pooler", async || refused.server.log().contains(POOLED).then_some(())).await;
+    assert_eq!(producer.counts().await, (1, 0), "nothing was taken over");
+    assert!(refused.server.stop().success());
+    // A lock that is left with the pooler would keep every relay away.
+    let locks = producer.session.query_one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", &[]).await;
+    assert_eq!(locks.expect("an answer").get::<_, i64>(0), 0);
+
+    producer.run("DELETE FROM postrider.outbox").await;
+    let whole = Pooler::start(&cluster, PoolMode::Session);
+    let mut world = World::start_with(&["--outbox", &whole.url(&cluster, &producer.url)]).await;
+    world.endpoint("/hooks", json!({})).await;
+    producer.send(2, "").await;
+    producer.wait_until_empty().await;
+    assert_eq!(numbers(&world.receiver.wait_for("/hooks", 1).await), [2]);
+}
+
+const POOLED: &str = "a pooler in transaction mode stands before the producer's database";

@@ -4,13 +4,14 @@ mod support;
 
 use postrider::{deployment::keys_of_shared, keyring::Keyring};
 use postrider_store::PostgresOptions;
-use postrider_testbed::Cluster;
+use postrider_testbed::{Cluster, connect, program};
+use serde_json::json;
 use std::{
     fs,
     path::Path,
     process::{Command, Output, Stdio},
 };
-use support::server::Server;
+use support::{server::Server, world::World};
 use tempfile::TempDir;
 
 /// The test cluster asks nobody for a password, so that any will do.
@@ -93,6 +94,16 @@ async fn two_nodes_with_the_same_keys_serve_the_same_database() {
 }
 
 #[tokio::test]
+async fn a_first_start_says_each_thing_once() {
+    let url = empty_database().await + "?options=-csynchronous_commit%3Doff";
+    let server = Server::start_with(&["--database-url", &url]);
+    let log = server.log();
+    for once in ["synchronous_commit = off", "made the keys of this deployment", "listening on"] {
+        assert_eq!(log.matches(once).count(), 1, "{once}: {log}");
+    }
+}
+
+#[tokio::test]
 async fn a_database_whose_keys_are_elsewhere_is_refused_before_new_ones_are_made() {
     let (url, _) = deployment().await;
     let elsewhere = folder();
@@ -169,6 +180,38 @@ async fn migrate_makes_the_tables_once() {
     assert!(said[0].starts_with("made the tables, in version "), "{said:?}");
     assert!(said[1..].iter().all(|line| line.ends_with("already; there was nothing to do\n")), "{said:?}");
     assert!(fs::read_dir(folder.path()).expect("a folder").next().is_none(), "it needs no keys and makes none");
+}
+
+#[tokio::test]
+async fn tables_of_a_newer_version_serve_who_is_there_and_are_refused_to_who_comes() {
+    let url = empty_database().await;
+    let mut world = World::start_with(&["--database-url", &url]).await;
+    world.endpoint("/hooks", json!({})).await;
+    let client = connect(&url).await;
+    let raise = "UPDATE note SET value = set_byte(value, 7, get_byte(value, 7) + 1) WHERE name = 'schema_version'";
+    assert_eq!(client.execute(raise, &[]).await.expect("there is a version"), 1);
+
+    let message = world.send("order.paid").await;
+    assert_eq!(world.end(&message, "hooks").await.0, "success", "one that is running goes on");
+    assert!(world.server.stop().success());
+
+    let before = (dump(&url), keys(&world.server.data()));
+    let data = world.server.data();
+    let refused = "the database was written by a newer Postrider";
+    let (code, _, stderr) = serve(&url, &data);
+    assert!(code == Some(1) && stderr.contains(refused), "{stderr}");
+    let (code, _, stderr) = run(&data, &["migrate", "--database-url", &url]);
+    assert!(code == Some(1) && stderr.contains(refused), "{stderr}");
+    assert!(before == (dump(&url), keys(&data)), "nothing was changed");
+}
+
+/// Everything in a database, as text.
+fn dump(url: &str) -> String {
+    let output = Command::new(program("pg_dump")).arg(url).output().expect("it is there with the server");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    // Some versions of it draw a word for each run, against what may be hidden in the text.
+    text.lines().filter(|line| !line.contains("restrict ")).collect::<Vec<_>>().join("\n")
 }
 
 #[test]

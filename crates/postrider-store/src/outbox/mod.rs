@@ -11,12 +11,11 @@ mod tests;
 
 pub use schema::{Installation, VERSION, script};
 
-use crate::postgres::{DatabaseUrl, Db, PostgresOptions, describe};
+use crate::postgres::{Bell, DatabaseUrl, Db, OpenError, PostgresOptions, describe};
 use bytes::Bytes;
 use postrider_engine::Timestamp;
 use schema::CHANNEL;
-use std::{fmt, future::Future, str::FromStr, time::Duration};
-use tokio::sync::{Mutex, mpsc};
+use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 use tokio_postgres::{error::SqlState, types::ToSql};
 
 /// The schema that an outbox lies in. It stands in SQL as it is, so only plain names are taken.
@@ -59,6 +58,11 @@ impl FromStr for SchemaName {
 pub enum OutboxError {
     #[error("the producer's database cannot be reached: {0}")]
     Unreachable(String),
+    #[error(
+        "a pooler in transaction mode stands before the producer's database and lends connections out; Postrider needs \
+         its own, so connect to PostgreSQL directly, or let the pooler work in session mode"
+    )]
+    Pooled,
     #[error("there is no outbox in the schema `{0}`; make one with `postrider outbox install`")]
     NotInstalled(SchemaName),
     #[error("the outbox was installed by a newer Postrider (version {found}, this one knows {VERSION}); use that one")]
@@ -67,6 +71,19 @@ pub enum OutboxError {
     NotEmpty(u64),
     #[error("the producer's database refused: {0}")]
     Database(String),
+}
+
+impl From<OpenError> for OutboxError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Pooled => Self::Pooled,
+            OpenError::Unreachable { cause, .. } => Self::Unreachable(cause),
+            OpenError::Certificates(_)
+            | OpenError::Database(_)
+            | OpenError::TooNew { .. }
+            | OpenError::TooOld { .. } => Self::Unreachable(error.to_string()),
+        }
+    }
 }
 
 /// What tells one outbox from all others, wherever it is reached from.
@@ -151,7 +168,7 @@ pub struct Portion {
 pub struct Outbox {
     db: Db,
     schema: SchemaName,
-    heard: Mutex<mpsc::Receiver<()>>,
+    bell: Arc<Bell>,
 }
 
 impl Outbox {
@@ -164,15 +181,9 @@ impl Outbox {
     ) -> Result<Self, OutboxError> {
         let options =
             PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
-        // One is as good as many.
-        let (tell, heard) = mpsc::channel(1);
-        let hear = move |_: &str| {
-            let _ = tell.try_send(());
-        };
-        let connected =
-            async { url.connect(&options, hear).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
-        let db = in_time(CONNECT_MAX, connected).await?;
-        Ok(Self { db, schema, heard: Mutex::new(heard) })
+        // The lock by which one of many nodes relays, and word of new rows, are bound to a connection.
+        let (db, bell) = url.connect_surely(&options).await?;
+        Ok(Self { db, schema, bell })
     }
 
     /// Makes the outbox, or brings it up to date.
@@ -241,10 +252,7 @@ impl Outbox {
 
     /// Returns when there may be new rows, also if that was told before this was called.
     pub async fn rung(&self) {
-        if self.heard.lock().await.recv().await.is_none() {
-            // The connection is lost, as whoever asks it next will see.
-            std::future::pending().await
-        }
+        self.bell.heard().await;
     }
 
     /// The oldest rows past this number that can be sent, as many as fit, and at least one if there is any.
@@ -463,6 +471,5 @@ fn millis(duration: Duration) -> f64 {
     duration.as_millis() as f64
 }
 
-const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Somewhat longer than the server itself lets a statement run.
 const ANSWER_MAX: Duration = Duration::from_secs(20);

@@ -1,11 +1,10 @@
 //! The connection by which a node hears of what others did.
 
-use super::{DatabaseUrl, Db, Error, PostgresOptions, connect::OpenError, describe, news, rows};
+use super::{DatabaseUrl, Db, Error, PostgresOptions, connect::OpenError, describe, news, reach::Bell, rows};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::Notify;
 
 /// A connection on which a node is told what there is to look at, and by which it keeps its lease.
 pub struct Ears {
@@ -18,15 +17,8 @@ struct Open {
     db: Db,
     /// Whose channel it listens to.
     node: i64,
-    bells: Arc<Bells>,
+    bell: Arc<Bell>,
     since: Instant,
-}
-
-/// Rung once or often, it is all the same.
-#[derive(Default)]
-struct Bells {
-    news: Notify,
-    everyone: Notify,
 }
 
 /// What there is to look at.
@@ -59,9 +51,9 @@ impl Ears {
     /// Waits until there is something to look at. Without a connection, for ever.
     pub async fn heard(&self) -> Heard {
         let Some(open) = &self.open else { return std::future::pending().await };
-        tokio::select! {
-            () = open.bells.everyone.notified() => Heard::Change,
-            () = open.bells.news.notified() => Heard::News,
+        match open.bell.heard().await.as_str() {
+            news::EVERYONE => Heard::Change,
+            _ => Heard::News,
         }
     }
 
@@ -71,18 +63,12 @@ impl Ears {
             return Ok(());
         }
         self.open = None;
-        let bells = Arc::new(Bells::default());
-        let ring = Arc::clone(&bells);
-        let hear = move |channel: &str| match channel {
-            news::EVERYONE => ring.everyone.notify_one(),
-            _ => ring.news.notify_one(),
-        };
-        let db = self.url.connect(&self.options, hear).await?;
+        let (db, bell) = self.url.connect(&self.options).await?;
         // What is written by this connection need not outlast the database's death: after it nobody is declared dead before
         // he could renew his lease, and to hear of something twice does no harm. The names are made of a number.
         let listen = format!("SET synchronous_commit = off; LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE);
-        db.batch_execute(&listen).await?;
-        self.open = Some(Open { db, node, bells, since: Instant::now() });
+        tokio::time::timeout(HEARD_WITHIN, db.batch_execute(&listen)).await.map_err(|_| Error::TooSlow)??;
+        self.open = Some(Open { db, node, bell, since: Instant::now() });
         Ok(())
     }
 

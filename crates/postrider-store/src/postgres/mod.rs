@@ -7,6 +7,7 @@
 //! `pieces` keeps the partitions.
 
 mod accept;
+mod address;
 mod cancel;
 mod connect;
 mod counts;
@@ -22,6 +23,7 @@ mod load;
 pub(crate) mod moving;
 mod news;
 mod pieces;
+mod reach;
 mod readers;
 mod recover;
 mod schema;
@@ -37,8 +39,10 @@ mod tls;
 mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use address::{BadUrl, DatabaseUrl};
+pub use connect::{OpenError, PostgresOptions, migrate};
 pub use doctor::examine;
+pub(crate) use reach::Bell;
 pub use visit::Visitor;
 
 use crate::{

@@ -6,7 +6,6 @@ use super::{
 };
 use crate::moving::{Cell, MoveError, Plan, TABLES, Table};
 use bytes::BytesMut;
-use deadpool_postgres::Client;
 use postrider_engine::Timestamp;
 use std::{pin::pin, time::Duration};
 use tokio_postgres::{
@@ -16,7 +15,7 @@ use tokio_postgres::{
 
 pub(crate) struct Target {
     /// In a transaction, which is undone when this is dropped before its end.
-    db: Client,
+    db: Db,
     place: String,
     span: Duration,
 }

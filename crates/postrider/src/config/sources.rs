@@ -425,7 +425,7 @@ mod tests {
         let json = ("POSTRIDER_OUTBOXES", r#" [{"url": "postgres://a@h/d"}, "postgres://a@h/e"]"#);
         assert_eq!(names(file, &[json], &[]), "d/postrider d on h:5432, e/postrider e on h:5432");
         let plain = ("POSTRIDER_OUTBOXES", "postgres://a@h,i/f");
-        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432");
+        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432 or i:5432");
         let flags = [("outboxes", "postgres://a@h/g"), ("outboxes", "postgres://a@h/i")];
         assert_eq!(names(file, &[json], &flags), "g/postrider g on h:5432, i/postrider i on h:5432");
         for (file, expected) in [

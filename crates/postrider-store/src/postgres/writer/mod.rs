@@ -405,8 +405,8 @@ impl State {
             return Ok(Arc::clone(client));
         }
         self.client = None;
-        let connected = self.url.connect(&self.options, |_| {}).await;
-        let client = connected.map_err(|error| Error::Unreachable(describe(&error)))?;
+        let connected = self.url.connect(&self.options).await;
+        let (client, _) = connected.map_err(|error| Error::Unreachable(describe(&error)))?;
         let client = Arc::new(client);
         self.client = Some(Arc::clone(&client));
         Ok(client)
