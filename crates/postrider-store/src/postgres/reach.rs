@@ -84,7 +84,7 @@ impl DatabaseUrl {
                 .keepalives_idle(Duration::from_secs(5))
                 .keepalives_interval(Duration::from_secs(3))
                 .keepalives_retries(3)
-                .tcp_user_timeout(Duration::from_secs(15))
+                .tcp_user_timeout(UNANSWERED_MAX)
                 .target_session_attrs(TargetSessionAttrs::ReadWrite)
                 .ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
             host
@@ -334,6 +334,9 @@ const SETTINGS: [(&str, &str); 7] = [
     ("jit", "off"),
     ("plan_cache_mode", "force_generic_plan"),
 ];
+
+/// What is sent and not even received by the other machine for so long means that it is gone. A server that is busy receives.
+const UNANSWERED_MAX: Duration = Duration::from_secs(5);
 
 /// As in `SETTINGS`.
 const STATEMENT_MAX: Duration = Duration::from_secs(15);
