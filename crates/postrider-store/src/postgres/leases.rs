@@ -250,6 +250,12 @@ pub struct Keeper {
     /// News that were passed on and are to be taken away.
     passed_on: Vec<i64>,
     read_at: Option<Instant>,
+    /// Between heartbeats only news past this one are looked for: to get to those, the database steps over all that were
+    /// taken away. One whose commit took longer than from one heartbeat to the next may lie before it.
+    past: i64,
+    /// The last news that were seen, and had been seen at the last heartbeat.
+    seen: i64,
+    seen_before: i64,
 }
 
 impl Keeper {
@@ -265,6 +271,9 @@ impl Keeper {
             acting: None,
             passed_on: Vec::new(),
             read_at: None,
+            past: 0,
+            seen: 0,
+            seen_before: 0,
         }
     }
 
@@ -333,7 +342,9 @@ impl Keeper {
             return Ok(());
         };
         shared.renewed(tenure, sure_until(asked_at, &self.options));
+        self.past = 0;
         self.hear_news().await?;
+        self.past = std::mem::replace(&mut self.seen_before, self.seen);
         if is_free {
             self.act(&view, tenure);
         }
@@ -355,8 +366,10 @@ impl Keeper {
         loop {
             self.read_at = Some(Instant::now());
             let (cancels, owned, heard) = (shared.cancels(), shared.owned(), shared.heard());
-            let Read { news, messages, ids, more } =
-                news::read(self.ears.db()?, self.tenure.0, &owned, &self.passed_on, &heard).await?;
+            let (passed_on, past) = (&self.passed_on, self.past);
+            let wanted = news::Wanted { node: self.tenure.0, owned, past, passed_on, heard: &heard };
+            let Read { news, messages, ids, more, last } = news::read(self.ears.db()?, &wanted).await?;
+            self.seen = self.seen.max(last);
             self.passed_on.clear();
             let Some(taken) = shared.take_in(self.tenure, cancels, messages) else {
                 if shared.tenure() != self.tenure {

@@ -162,22 +162,38 @@ pub struct Read {
     pub ids: Vec<i64>,
     /// There is more to read.
     pub more: bool,
+    /// The last of all these.
+    pub last: i64,
 }
 
-/// News for a node, oldest first. Those that were read before and have been passed on since are taken away, and what it has
-/// `heard` is not read again.
-pub async fn read(db: &Db, node: i64, owned: &Shards, passed_on: &[i64], heard: &[i64]) -> Result<Read> {
+/// Which news are looked for.
+pub struct Wanted<'k> {
+    pub node: i64,
+    pub owned: Shards,
+    /// Past this one only.
+    pub past: i64,
+    /// They were read before and have been passed on since: they are taken away.
+    pub passed_on: &'k [i64],
+    /// They were read before, and are not to be read again.
+    pub heard: &'k [i64],
+}
+
+/// News for a node, oldest first.
+pub async fn read(db: &Db, wanted: &Wanted<'_>) -> Result<Read> {
+    let Wanted { node, owned, past, passed_on, heard } = wanted;
     let served: Vec<i16> = owned.iter().map(|shard| i16::from(shard.number())).collect();
     let found = rows(
         db,
         "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
          SELECT id, kind, subject, detail FROM news
-         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) AND id NOT IN (SELECT unnest($3::bigint[] || $4::bigint[]))
-         ORDER BY id LIMIT $5",
-        &[&node, &served, &passed_on, &heard, &READ_MAX],
+         WHERE id > $5 AND node = $1 AND (shard IS NULL OR shard = ANY($2))
+             AND id NOT IN (SELECT unnest($3::bigint[] || $4::bigint[]))
+         ORDER BY id LIMIT $6",
+        &[node, &served, passed_on, heard, past, &READ_MAX],
     )
     .await?;
-    let mut read = Read { more: found.len() as i64 == READ_MAX, ..Read::default() };
+    let last = found.last().map_or(0, |row| row.get("id"));
+    let mut read = Read { more: found.len() as i64 == READ_MAX, last, ..Read::default() };
     let of_messages = found.iter().filter(|row| row.get::<_, i16>("kind") == MESSAGE).map(|row| row.get("subject"));
     let mut messages = load::passed_on(db, &of_messages.collect::<Vec<i64>>()).await?.into_iter();
     for row in &found {
