@@ -8,6 +8,7 @@
 //! else's by then, or this process's for a second time.
 
 mod delivery;
+mod found;
 mod notices;
 
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     transport::Transport,
 };
 use delivery::{Cargo, Carrier, Settled};
+use found::{Found, some_at_once};
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
@@ -26,7 +28,7 @@ use postrider_engine::{
     policy::{DisableRules, Health, Next, Ordering, Progress},
 };
 use postrider_store::{
-    By, Cancelled, Committed, LaneFound, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
+    By, Cancelled, Committed, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -36,7 +38,6 @@ use std::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
     time::{Instant, sleep_until},
 };
 
@@ -54,9 +55,6 @@ const SEND_RECHECK: Duration = Duration::from_millis(50);
 
 /// How often all lanes are looked through for such as have come to rest, while some are to.
 const QUIET_RECHECK: Duration = Duration::from_millis(10);
-
-/// Settings of lanes that are read at the same time when shards are taken over.
-const READS_AT_ONCE: usize = 8;
 
 /// The application of a deleted endpoint is not known. Nothing is sent in its lane, only ended: so it does no harm if
 /// another node has the lane as well.
@@ -580,45 +578,6 @@ impl Dispatch {
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
         tokio::spawn(async move { announce_lane(&directory, &events, endpoint, due).await });
     }
-}
-
-/// How the lanes of some shards stood when they were taken over.
-struct Found {
-    healths: Vec<(EndpointKey, LaneSettings, Health)>,
-    lanes: Vec<LaneFound>,
-}
-
-impl Found {
-    async fn read(store: &Arc<dyn Store>, directory: &Arc<Directory>, shards: Shards) -> Self {
-        let healths = insist(|| store.healths(shards)).await;
-        let healths = some_at_once(healths, |(endpoint, health)| {
-            let directory = Arc::clone(directory);
-            async move {
-                let entry = insist(|| directory.endpoint(endpoint)).await;
-                entry.map(|entry| (endpoint, entry.lane, health))
-            }
-        });
-        Self { healths: healths.await.into_iter().flatten().collect(), lanes: insist(|| store.lanes(shards)).await }
-    }
-}
-
-/// Not one after the other, because there may be many and each waits for the store; and not all of them together.
-async fn some_at_once<T, R, F>(items: Vec<T>, mut how: impl FnMut(T) -> F) -> Vec<R>
-where
-    R: Send + 'static,
-    F: Future<Output = R> + Send + 'static,
-{
-    let (mut under_way, mut done) = (JoinSet::new(), Vec::with_capacity(items.len()));
-    for item in items {
-        if under_way.len() >= READS_AT_ONCE {
-            done.extend(under_way.join_next().await.and_then(Result::ok));
-        }
-        under_way.spawn(how(item));
-    }
-    while let Some(ended) = under_way.join_next().await {
-        done.extend(ended.ok());
-    }
-    done
 }
 
 fn lies_in(shards: Shards, app: AppKey) -> bool {
