@@ -38,9 +38,6 @@ const METRICS_EVERY: Duration = Duration::from_secs(5);
 /// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
 const COUNTING_SHARE: u32 = 100;
 
-/// How often the store's clock is looked at.
-const CLOCK_EVERY: Duration = Duration::from_secs(10);
-
 /// A running server.
 pub struct Server {
     address: SocketAddr,
@@ -87,9 +84,11 @@ impl Server {
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
         let mut beside = JoinSet::new();
         let mut follower = clock::Follower::default();
-        if follower.follow(&*store).await? {
-            beside.spawn(keep_time(follower, Arc::clone(&store)));
-        }
+        follower.look(&*store).await?;
+        beside.spawn({
+            let store = Arc::clone(&store);
+            async move { follower.keep(&*store).await }
+        });
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
@@ -241,17 +240,6 @@ async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
 
 fn until_next_count(took: Duration) -> Duration {
     took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
-}
-
-async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
-    loop {
-        tokio::time::sleep(CLOCK_EVERY).await;
-        match follower.follow(&*store).await {
-            Ok(_) => {}
-            Err(StoreError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
-        }
-    }
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
