@@ -230,6 +230,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// How much lies in these shards. Takes as long as there is much.
     async fn counts(&self, shards: Shards) -> Result<Counts, StoreError>;
+    /// False once it was closed, or if a part of it has died, so that it will never answer again.
+    fn is_open(&self) -> bool;
     /// Finishes what is queued and closes. Nothing may be asked of the store afterwards.
     async fn close(&self);
 }

@@ -38,6 +38,9 @@ const METRICS_EVERY: Duration = Duration::from_secs(5);
 /// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
 const COUNTING_SHARE: u32 = 100;
 
+/// How often it is looked whether the store is still there.
+const STORE_EVERY: Duration = Duration::from_secs(1);
+
 /// A running server.
 pub struct Server {
     address: SocketAddr,
@@ -183,6 +186,7 @@ impl Server {
             _ = &mut self.serving => {}
             _ = &mut self.dispatching => {}
             Some(_) = self.relaying.join_next() => {}
+            () = ended(&*self.store) => {}
         }
     }
 
@@ -242,6 +246,13 @@ fn until_next_count(took: Duration) -> Duration {
     took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
 }
 
+/// A part of the store that has died answers nobody: those who need the answer would wait for it for ever.
+async fn ended(store: &dyn Store) {
+    while store.is_open() {
+        tokio::time::sleep(STORE_EVERY).await;
+    }
+}
+
 async fn until(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
@@ -249,6 +260,19 @@ async fn until(mut stopped: watch::Receiver<bool>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    #[tokio::test]
+    async fn a_server_whose_store_has_ended_does_not_go_on_without_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let settings = Settings { listen, data: folder.path().to_owned(), ..Settings::defaults() };
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let mut server = Server::start(settings, metrics).await.expect("it starts");
+        assert!(server.store.is_open());
+        server.store.close().await;
+        server.broken().await;
+    }
 
     #[test]
     fn who_takes_long_to_count_is_asked_less_often() {

@@ -615,6 +615,11 @@ impl Store for PostgresStore {
         look!(self.searchers, |db| counts::counts(db, shards).await)
     }
 
+    fn is_open(&self) -> bool {
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.writing.is_finished() && keeper.as_ref().is_some_and(|keeper| !keeper.keeping.is_finished())
+    }
+
     async fn close(&self) {
         // First, so that nothing renews a lease that is given up.
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();

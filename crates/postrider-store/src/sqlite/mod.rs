@@ -654,6 +654,10 @@ impl Store for SqliteStore {
             .await
     }
 
+    fn is_open(&self) -> bool {
+        self.writer.is_open()
+    }
+
     async fn close(&self) {
         self.readers.close();
         self.searchers.close();
