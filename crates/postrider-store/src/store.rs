@@ -35,8 +35,8 @@ pub trait Store: Send + Sync + 'static {
     async fn retire(&self) -> Result<(), StoreError>;
     /// The one that began last.
     fn tenure(&self) -> Tenure;
-    /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered.
-    fn may_send(&self) -> bool;
+    /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered in this tenure.
+    fn may_send(&self, tenure: Tenure) -> bool;
     /// Whether this process does the work that is done once for all nodes.
     fn leads(&self) -> bool;
     /// The shards whose lanes this process serves just now.

@@ -155,7 +155,7 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     let body = json!({"url": receiver.url("/hook"), "ordering": "fifo"});
     sleepy.house.call("PUT", "app/acme/endpoint/hook", body).await.expect(201);
     let first = sleepy.house.api.store.tenure();
-    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send()).then_some(())).await;
+    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send(first)).then_some(())).await;
     for _ in 0..20 {
         send(&sleepy.house, "acme").await;
     }
@@ -203,7 +203,11 @@ async fn what_changed_while_a_node_was_not_one_of_them_holds_when_it_comes_back(
     );
     postrider_testbed::connect(&place.address).await.batch_execute(&change).await.expect("changed");
     eventually("its return", async || (node.house.api.store.tenure() != tenure).then_some(())).await;
-    eventually("that it serves again", async || node.house.api.store.may_send().then_some(())).await;
+    eventually("that it serves again", async || {
+        let store = &node.house.api.store;
+        store.may_send(store.tenure()).then_some(())
+    })
+    .await;
     send(&node.house, "acme").await;
     after.wait_for("/hook", 1).await;
     assert_eq!(before.count(), 1);

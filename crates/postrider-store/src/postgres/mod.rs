@@ -262,8 +262,8 @@ impl Store for PostgresStore {
         self.writer.shared().tenure()
     }
 
-    fn may_send(&self) -> bool {
-        self.writer.shared().may_send()
+    fn may_send(&self, tenure: Tenure) -> bool {
+        self.writer.shared().may_send(tenure)
     }
 
     fn leads(&self) -> bool {

@@ -264,7 +264,7 @@ impl Store for SqliteStore {
         Tenure::default()
     }
 
-    fn may_send(&self) -> bool {
+    fn may_send(&self, _: Tenure) -> bool {
         true
     }
 

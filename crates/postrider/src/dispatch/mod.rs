@@ -165,7 +165,7 @@ impl Dispatch {
                 self.leave(self.owned, now);
                 self.engine.release(|_| true, now);
             }
-            let may_send = self.store.may_send();
+            let may_send = self.store.may_send(self.tenure);
             self.engine.let_start(may_send && !stopping);
             while let Some(command) = self.engine.next(now) {
                 self.carry_out(command, now);
@@ -222,7 +222,8 @@ impl Dispatch {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
-                tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
+                let tenure = self.tenure;
+                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, tenure).await) });
             }
             Command::Bury(parcel) => match parcel.id.trigger {
                 Trigger::Scheduled => {
