@@ -28,7 +28,7 @@ pub trait Store: Send + Sync + 'static {
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
     /// Says that the lanes of these shards, which were offered in `committed`, are ready to be handed messages.
-    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
+    fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
     /// Gives up shards whose lanes are quiet: nothing of them is in memory, on the network or being written down.
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
     /// This process is about to stop: it is offered nothing more, and what it has is wanted elsewhere.

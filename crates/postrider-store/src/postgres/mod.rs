@@ -244,7 +244,7 @@ impl Store for PostgresStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
+    fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
         self.writer.shared().own(tenure, shards)
     }
 

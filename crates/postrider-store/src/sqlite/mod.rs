@@ -248,7 +248,7 @@ impl Store for SqliteStore {
 
     // One process owns the folder, and so everything in it.
 
-    async fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+    fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
         Ok(())
     }
 
