@@ -57,6 +57,8 @@ impl Deployment {
             );
         }
         let vault = Arc::new(Vault::new(keyring.encryption()));
+        let visitor = Visitor::connect(url, &options).await?;
+        clock::begin_by(visitor.time()).await?;
         let store = PostgresStore::open(url, clock::now(), options).await?;
         Ok(Self { keyring, vault, store: Arc::new(store) })
     }

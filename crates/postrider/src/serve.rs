@@ -38,8 +38,8 @@ const METRICS_EVERY: Duration = Duration::from_secs(5);
 /// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
 const COUNTING_SHARE: u32 = 100;
 
-/// How often the store's clock is looked at.
-const CLOCK_EVERY: Duration = Duration::from_secs(10);
+/// How often it is looked whether the store is still there.
+const STORE_EVERY: Duration = Duration::from_secs(1);
 
 /// A running server.
 pub struct Server {
@@ -87,9 +87,11 @@ impl Server {
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
         let mut beside = JoinSet::new();
         let mut follower = clock::Follower::default();
-        if follower.follow(&*store).await? {
-            beside.spawn(keep_time(follower, Arc::clone(&store)));
-        }
+        follower.look(&*store).await?;
+        beside.spawn({
+            let store = Arc::clone(&store);
+            async move { follower.keep(&*store).await }
+        });
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
@@ -184,6 +186,7 @@ impl Server {
             _ = &mut self.serving => {}
             _ = &mut self.dispatching => {}
             Some(_) = self.relaying.join_next() => {}
+            () = ended(&*self.store) => {}
         }
     }
 
@@ -243,14 +246,10 @@ fn until_next_count(took: Duration) -> Duration {
     took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
 }
 
-async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
-    loop {
-        tokio::time::sleep(CLOCK_EVERY).await;
-        match follower.follow(&*store).await {
-            Ok(_) => {}
-            Err(StoreError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
-        }
+/// A part of the store that has died answers nobody: those who need the answer would wait for it for ever.
+async fn ended(store: &dyn Store) {
+    while store.is_open() {
+        tokio::time::sleep(STORE_EVERY).await;
     }
 }
 
@@ -261,6 +260,19 @@ async fn until(mut stopped: watch::Receiver<bool>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    #[tokio::test]
+    async fn a_server_whose_store_has_ended_does_not_go_on_without_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let settings = Settings { listen, data: folder.path().to_owned(), ..Settings::defaults() };
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let mut server = Server::start(settings, metrics).await.expect("it starts");
+        assert!(server.store.is_open());
+        server.store.close().await;
+        server.broken().await;
+    }
 
     #[test]
     fn who_takes_long_to_count_is_asked_less_often() {

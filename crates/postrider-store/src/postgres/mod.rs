@@ -244,7 +244,7 @@ impl Store for PostgresStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
+    fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
         self.writer.shared().own(tenure, shards)
     }
 
@@ -262,8 +262,8 @@ impl Store for PostgresStore {
         self.writer.shared().tenure()
     }
 
-    fn may_send(&self) -> bool {
-        self.writer.shared().may_send()
+    fn may_send(&self, tenure: Tenure) -> bool {
+        self.writer.shared().may_send(tenure)
     }
 
     fn leads(&self) -> bool {
@@ -613,6 +613,11 @@ impl Store for PostgresStore {
 
     async fn counts(&self, shards: Shards) -> Result<Counts, StoreError> {
         look!(self.searchers, |db| counts::counts(db, shards).await)
+    }
+
+    fn is_open(&self) -> bool {
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.writing.is_finished() && keeper.as_ref().is_some_and(|keeper| !keeper.keeping.is_finished())
     }
 
     async fn close(&self) {

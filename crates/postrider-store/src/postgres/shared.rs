@@ -81,8 +81,9 @@ impl Shared {
         self.standing().owned
     }
 
-    pub fn may_send(&self) -> bool {
-        self.standing().lease_until.is_some_and(|until| Instant::now() < until)
+    pub fn may_send(&self, tenure: Tenure) -> bool {
+        let standing = self.standing();
+        standing.tenure == tenure && standing.lease_until.is_some_and(|until| Instant::now() < until)
     }
 
     pub fn leads(&self) -> bool {

@@ -1,6 +1,7 @@
 //! A look at the database by somebody who is no node: before one joins the others, and by commands beside them.
 
-use super::{DatabaseUrl, Db, Error, OpenError, PostgresOptions, describe, execute, one, row};
+use super::{DatabaseUrl, Db, Error, OpenError, PostgresOptions, describe, execute, leases, one, row};
+use postrider_engine::Timestamp;
 
 pub struct Visitor {
     client: Db,
@@ -20,6 +21,11 @@ impl Visitor {
         }
         let found = row(&self.client, "SELECT value FROM note WHERE name = $1", &[&name]).await.map_err(failed)?;
         Ok(found.map(|row| row.get(0)))
+    }
+
+    /// What the database's clock says.
+    pub async fn time(&self) -> Result<Timestamp, OpenError> {
+        leases::now(&self.client).await.map_err(failed)
     }
 
     /// Puts a note where there is none, and tells which one there is then. Of several who claim it, all are told the same.

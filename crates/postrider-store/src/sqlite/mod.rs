@@ -248,7 +248,7 @@ impl Store for SqliteStore {
 
     // One process owns the folder, and so everything in it.
 
-    async fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+    fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl Store for SqliteStore {
         Tenure::default()
     }
 
-    fn may_send(&self) -> bool {
+    fn may_send(&self, _: Tenure) -> bool {
         true
     }
 
@@ -652,6 +652,10 @@ impl Store for SqliteStore {
                 )
             })
             .await
+    }
+
+    fn is_open(&self) -> bool {
+        self.writer.is_open()
     }
 
     async fn close(&self) {

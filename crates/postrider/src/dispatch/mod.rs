@@ -3,12 +3,16 @@
 //! One task owns the engine's state and never waits for the network or the disk; requests, loads and commits
 //! run beside it and report back. The way of one delivery is in `delivery.rs`.
 //!
-//! Lanes come and go by the shard: the store offers them, wants them back, or says that all are lost. Whatever is begun
-//! remembers the reign in which it was; what comes in after its end counts for nothing, because the lanes may be someone
-//! else's by then, or this process's for a second time.
+//! Lanes come and go by the shard. A shard is *offered* by the store, *entered* by reading how its lanes stand, *owned*,
+//! asked to *leave* when it is wanted elsewhere, and given up when its lanes have come to rest. Or all are lost at once:
+//! whatever is begun remembers the reign in which it was, and what comes in after its end counts for nothing, because the
+//! lanes may be someone else's by then, or this process's for a second time.
 
 mod delivery;
+mod found;
 mod notices;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     clock,
@@ -18,6 +22,7 @@ use crate::{
     transport::Transport,
 };
 use delivery::{Cargo, Carrier, Settled};
+use found::{Found, some_at_once};
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
@@ -26,7 +31,7 @@ use postrider_engine::{
     policy::{DisableRules, Health, Next, Ordering, Progress},
 };
 use postrider_store::{
-    By, Cancelled, Committed, LaneFound, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
+    By, Cancelled, Committed, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -36,7 +41,7 @@ use std::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
+    task::AbortHandle,
     time::{Instant, sleep_until},
 };
 
@@ -52,11 +57,11 @@ const PARCEL_BYTES: usize = 512;
 /// How often it is asked whether something may be sent again, while nothing may.
 const SEND_RECHECK: Duration = Duration::from_millis(50);
 
+/// A clock that says so much less than before was set back, and not only put right a little.
+const SET_BACK_MIN: Duration = Duration::from_secs(1);
+
 /// How often all lanes are looked through for such as have come to rest, while some are to.
 const QUIET_RECHECK: Duration = Duration::from_millis(10);
-
-/// Settings of lanes that are read at the same time when shards are taken over.
-const READS_AT_ONCE: usize = 8;
 
 /// The application of a deleted endpoint is not known. Nothing is sent in its lane, only ended: so it does no harm if
 /// another node has the lane as well.
@@ -70,6 +75,7 @@ enum Event {
     LoadFailed(EndpointKey),
     Spilled(Reign, Result<Vec<DeliveryId>, Deposed>),
     Disowned(Reign, Result<(), Deposed>),
+    Found(Reign, Found),
     LaneFound {
         endpoint: EndpointKey,
         settings: LaneSettings,
@@ -99,13 +105,23 @@ pub struct Dispatch {
     tasks: Arc<Tasks>,
     events: mpsc::UnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
+    stopping: bool,
+    /// The latest time that was seen.
+    now: Timestamp,
     /// What is written is written in this one.
     tenure: Tenure,
     reign: Reign,
+    /// Shards that were offered and are not being read yet.
+    offered: Shards,
+    entering: Option<Entering>,
+    /// What was told of lanes that are not served yet, and is heard once they are.
+    early: Vec<Committed>,
     /// The shards whose lanes are served.
     owned: Shards,
     /// Those whose lanes are being brought to rest.
     leaving: Shards,
+    /// Those that were given up before a last message of theirs came. It is given a row, and nothing else.
+    lingering: Shards,
     /// How many times shards are being given up.
     disowning: usize,
     sought_quiet_at: Option<Instant>,
@@ -139,10 +155,16 @@ impl Dispatch {
             tasks,
             events,
             inbox,
+            stopping: false,
+            now: Timestamp::default(),
             tenure: Tenure::default(),
             reign: 0,
+            offered: Shards::NONE,
+            entering: None,
+            early: Vec::new(),
             owned: Shards::NONE,
             leaving: Shards::NONE,
+            lingering: Shards::NONE,
             disowning: 0,
             sought_quiet_at: None,
             unsettled: Vec::new(),
@@ -158,32 +180,31 @@ impl Dispatch {
     /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
-        let mut stopping = false;
+        let mut clock_set = clock::changes();
         loop {
-            let now = clock::now();
-            if !stopping && *stop.borrow() {
-                stopping = true;
-                self.retire();
-                self.leave(self.owned, now);
-                self.engine.release(|_| true, now);
+            let now = self.look_at_the_clock();
+            if !self.stopping && *stop.borrow() {
+                self.stop(now);
             }
-            let may_send = self.store.may_send();
-            self.engine.let_start(may_send && !stopping);
+            let may_send = self.store.may_send(self.tenure);
+            self.engine.let_start(may_send && !self.stopping);
             while let Some(command) = self.engine.next(now) {
                 self.carry_out(command, now);
             }
             self.commit();
             self.give_up_quiet();
+            self.enter_offered();
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
-            if stopping && self.is_at_rest() {
+            if self.stopping && self.is_at_rest() {
                 return;
             }
             let nap = pin!(nap_until(self.wake_at(may_send)));
             tokio::select! {
                 Some(event) = self.inbox.recv() => self.take(event),
-                Some(news) = committed.recv() => self.hear(news, &mut stop).await,
-                Ok(()) = stop.changed(), if !stopping => {}
+                Some(news) = committed.recv() => self.hear(news),
+                Ok(()) = stop.changed(), if !self.stopping => {}
+                Ok(()) = clock_set.changed() => {}
                 () = nap => {}
             }
             // What else has come meanwhile is taken along, from both sides, so that neither waits for the other.
@@ -192,9 +213,27 @@ impl Dispatch {
                 self.take(event);
             }
             while let Ok(news) = committed.try_recv() {
-                self.hear(news, &mut stop).await;
+                self.hear(news);
             }
         }
+    }
+
+    fn look_at_the_clock(&mut self) -> Timestamp {
+        let now = clock::now();
+        if now.plus(SET_BACK_MIN) < self.now {
+            self.engine.set_back(now);
+        }
+        self.now = now;
+        now
+    }
+
+    /// What is served comes to rest, and what is not served yet never is.
+    fn stop(&mut self, now: Timestamp) {
+        self.stopping = true;
+        self.retire();
+        self.turn_down(Shards::ALL);
+        self.leave(self.owned, now);
+        self.engine.release(|_| true, now);
     }
 
     /// What has come to rest is to be someone else's, and not to be offered again.
@@ -210,13 +249,14 @@ impl Dispatch {
     fn wake_at(&self, may_send: bool) -> Option<Instant> {
         let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(clock::now()));
         let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
-        let quiet = (!self.leaving.is_empty()).then(|| Instant::now() + QUIET_RECHECK);
+        let quiet = (!self.ending().is_empty()).then(|| Instant::now() + QUIET_RECHECK);
         [engine, resume, quiet].into_iter().flatten().min()
     }
 
     /// Nothing is served any more, and nothing that counts is under way.
     fn is_at_rest(&self) -> bool {
-        self.leaving.is_empty() && self.disowning == 0 && !self.committing && self.engine.busy_apps().next().is_none()
+        let is_served = !self.ending().is_empty() || self.engine.busy_apps().next().is_some();
+        !is_served && self.disowning == 0 && !self.committing
     }
 
     fn carry_out(&mut self, command: Command<Cargo>, now: Timestamp) {
@@ -224,7 +264,8 @@ impl Dispatch {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
-                tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
+                let tenure = self.tenure;
+                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, tenure).await) });
             }
             Command::Bury(parcel) => match parcel.id.trigger {
                 Trigger::Scheduled => {
@@ -279,24 +320,48 @@ impl Dispatch {
         self.engine.release(|app| lies_in(shards, app), now);
     }
 
+    /// A message has come of lanes that are not served any more: it was on its way when they were asked to leave. It is given
+    /// a row, and then they go.
+    fn send_off(&mut self, app: AppKey, now: Timestamp) {
+        let shard = [Shard::of(app)].into_iter().collect();
+        // Those that have been given up are not given up once more: they may be offered again by then, and served.
+        if self.leaving.and(shard).is_empty() {
+            self.lingering = self.lingering.with(shard);
+        }
+        self.sought_quiet_at = None;
+        self.engine.release(|app| lies_in(shard, app), now);
+    }
+
+    fn ending(&self) -> Shards {
+        self.leaving.with(self.lingering)
+    }
+
     /// Gives up shards whose lanes have come to rest.
     fn give_up_quiet(&mut self) {
         let sought_lately = self.sought_quiet_at.is_some_and(|at| at.elapsed() < QUIET_RECHECK);
-        if self.leaving.is_empty() || sought_lately {
+        if self.ending().is_empty() || sought_lately {
             return;
         }
         self.sought_quiet_at = Some(Instant::now());
         let busy: Shards = self.engine.busy_apps().filter(|app| *app != NOBODY).map(Shard::of).collect();
-        let quiet = self.leaving.without(busy);
+        let quiet = self.ending().without(busy);
         if quiet.is_empty() {
             return;
         }
-        self.leaving = self.leaving.without(quiet);
         self.engine.forget(|app| lies_in(quiet, app));
+        self.disown(self.leaving.and(quiet));
+        self.leaving = self.leaving.without(quiet);
+        self.lingering = self.lingering.without(quiet);
+    }
+
+    fn disown(&mut self, shards: Shards) {
+        if shards.is_empty() {
+            return;
+        }
         self.disowning += 1;
         let (store, events, tenure, reign) = (Arc::clone(&self.store), self.events.clone(), self.tenure, self.reign);
         tokio::spawn(async move {
-            let written = insist_as_owner(|| store.disown(tenure, quiet)).await;
+            let written = insist_as_owner(|| store.disown(tenure, shards)).await;
             let _ = events.send(Event::Disowned(reign, written));
         });
     }
@@ -305,7 +370,10 @@ impl Dispatch {
     fn depose(&mut self) {
         self.reign += 1;
         self.engine.depose();
-        (self.owned, self.leaving) = (Shards::NONE, Shards::NONE);
+        self.entering = None;
+        self.early.clear();
+        self.offered = Shards::NONE;
+        (self.owned, self.leaving, self.lingering) = (Shards::NONE, Shards::NONE, Shards::NONE);
         self.unsettled.clear();
         self.unopened.clear();
     }
@@ -358,6 +426,11 @@ impl Dispatch {
                     self.refused(reign);
                 }
             }
+            Event::Found(reign, found) => {
+                if reign == self.reign {
+                    self.enter(found, now);
+                }
+            }
             Event::LaneFound { endpoint, settings, due } => {
                 self.unopened.remove(&endpoint);
                 if self.serves(settings.app) {
@@ -383,9 +456,13 @@ impl Dispatch {
     }
 
     /// What was just committed: new messages go straight to their lanes.
-    async fn hear(&mut self, news: Vec<Committed>, stop: &mut watch::Receiver<bool>) {
+    fn hear(&mut self, news: Vec<Committed>) {
         for committed in news {
             let now = clock::now();
+            if self.is_early(&committed) {
+                self.early.push(committed);
+                continue;
+            }
             match committed {
                 Committed::Message { letter, owed } => {
                     let weight = PARCEL_BYTES + letter.payload.as_ref().map_or(0, bytes::Bytes::len);
@@ -409,9 +486,8 @@ impl Dispatch {
                         };
                         self.engine.hand_over(parcel, settings, now);
                     }
-                    // It was on its way when the lanes were asked to leave: it is given rows, and then they leave.
                     if !self.serves(letter.app) {
-                        self.leave([Shard::of(letter.app)].into_iter().collect(), now);
+                        self.send_off(letter.app, now);
                     }
                 }
                 Committed::Waiting { endpoint, due } => match self.directory.endpoint_at_hand(endpoint) {
@@ -421,14 +497,19 @@ impl Dispatch {
                     Some(_) => {}
                     None => self.find_lane(endpoint, due),
                 },
-                Committed::Settings { app } => self.reread(app),
+                Committed::Settings { app } => {
+                    self.reread(app);
+                    // What is being read of its lanes may be older.
+                    if self.arriving().has_lanes_of(app) {
+                        self.early.push(committed);
+                    }
+                }
                 Committed::EventTypes => self.directory.event_types_changed(),
                 Committed::Work => self.tasks.wake(),
-                Committed::Offered { .. } if *stop.borrow() => {}
-                Committed::Offered { tenure, shards } => self.take_over(tenure, shards, stop).await,
+                Committed::Offered { tenure, shards } => self.take_over(tenure, shards),
                 Committed::Wanted { shards } => {
-                    let unserved = Shards::ALL.without(self.owned);
-                    self.leave(shards.without(unserved), now);
+                    self.turn_down(shards);
+                    self.leave(shards.and(self.owned), now);
                 }
                 Committed::Deposed => self.depose(),
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
@@ -526,27 +607,49 @@ impl Dispatch {
         }
     }
 
-    /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
-    /// what is new belongs behind it. So all else waits meanwhile, the news of these lanes above all.
-    async fn take_over(&mut self, tenure: Tenure, shards: Shards, stop: &mut watch::Receiver<bool>) {
+    fn take_over(&mut self, tenure: Tenure, shards: Shards) {
         if tenure != self.tenure {
+            self.depose();
+            self.tenure = tenure;
             // What others changed before the store joined them again was not told to it.
             self.directory.forget_all();
             self.reading.values_mut().for_each(|reading| *reading = Reading::Outdated);
         }
-        let found = tokio::select! {
-            found = Found::read(&self.store, &self.directory, shards) => found,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        if tenure != self.tenure && !self.owned.with(self.leaving).is_empty() {
-            self.depose();
+        self.offered = self.offered.with(shards);
+        if self.stopping {
+            // It may have joined the others as a new one, of which they do not know that it stops.
+            self.retire();
+            self.turn_down(shards);
         }
-        let now = clock::now();
-        self.tenure = tenure;
+    }
+
+    /// Reads how the lanes stand that were offered, beside all else. What is offered meanwhile is read after that, together.
+    fn enter_offered(&mut self) {
+        // A lane that lingers cannot be served before it is gone.
+        let shards = self.offered.without(self.lingering);
+        if self.entering.is_some() || shards.is_empty() {
+            return;
+        }
+        self.offered = self.offered.without(shards);
+        let (store, directory) = (Arc::clone(&self.store), Arc::clone(&self.directory));
+        let (events, reign) = (self.events.clone(), self.reign);
+        let reading = tokio::spawn(async move {
+            let found = Found::read(&store, &directory, shards).await;
+            let _ = events.send(Event::Found(reign, found));
+        });
+        self.entering = Some(Entering { shards, reading: reading.abort_handle() });
+    }
+
+    /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
+    /// what is new belongs behind it.
+    fn enter(&mut self, found: Found, now: Timestamp) {
+        let Some(shards) = self.entering.take().map(|entering| entering.shards) else { return };
         self.owned = self.owned.with(shards);
         self.engine.gain(now);
         for (endpoint, settings, health) in found.healths {
-            self.engine.set_health(endpoint, settings, health, now);
+            if self.serves(settings.app) {
+                self.engine.set_health(endpoint, self.newest(endpoint, settings), health, now);
+            }
         }
         self.unopened.extend(found.lanes.iter().map(|lane| (lane.endpoint, lane.next_due)));
         let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
@@ -557,14 +660,53 @@ impl Dispatch {
             })
             .await;
         });
-        tokio::select! {
-            owned = insist_as_owner(|| self.store.own(tenure, shards)) => {
-                if let Err(Deposed) = owned {
-                    self.depose();
-                }
-            }
-            _ = stop.wait_for(|stop| *stop) => {}
+        // From here on the store tells of these lanes, and hands their messages over.
+        if self.store.own(self.tenure, shards).is_err() {
+            return self.depose();
         }
+        self.hear_early();
+    }
+
+    /// Gives back shards that are not served yet.
+    fn turn_down(&mut self, shards: Shards) {
+        let turned_down = self.arriving().and(shards);
+        self.offered = self.offered.without(shards);
+        if let Some(entering) = &mut self.entering {
+            entering.shards = entering.shards.without(shards);
+        }
+        self.disown(turned_down);
+        self.hear_early();
+    }
+
+    /// Shards that will be served, and are not yet.
+    fn arriving(&self) -> Shards {
+        self.offered.with(self.entering.as_ref().map_or(Shards::NONE, |entering| entering.shards))
+    }
+
+    /// Whether it concerns lanes that are not served yet. Some stores tell of a lane only when it is owned, and some at once.
+    fn is_early(&self, committed: &Committed) -> bool {
+        let arriving = self.arriving();
+        match committed {
+            Committed::Message { letter, .. } => arriving.has_lanes_of(letter.app),
+            Committed::Waiting { endpoint, .. }
+            | Committed::Health { endpoint }
+            | Committed::Cancelled { endpoint, .. } => {
+                let at_hand = || self.directory.endpoint_at_hand(*endpoint).map(|entry| entry.lane.app);
+                !arriving.is_empty()
+                    && self.engine.app_of(*endpoint).or_else(at_hand).is_none_or(|app| arriving.has_lanes_of(app))
+            }
+            Committed::Settings { .. }
+            | Committed::EventTypes
+            | Committed::Work
+            | Committed::Offered { .. }
+            | Committed::Wanted { .. }
+            | Committed::Deposed => false,
+        }
+    }
+
+    fn hear_early(&mut self) {
+        let early = std::mem::take(&mut self.early);
+        self.hear(early);
     }
 
     fn find_healed(&self, endpoint: EndpointKey) {
@@ -582,45 +724,6 @@ impl Dispatch {
     }
 }
 
-/// How the lanes of some shards stood when they were taken over.
-struct Found {
-    healths: Vec<(EndpointKey, LaneSettings, Health)>,
-    lanes: Vec<LaneFound>,
-}
-
-impl Found {
-    async fn read(store: &Arc<dyn Store>, directory: &Arc<Directory>, shards: Shards) -> Self {
-        let healths = insist(|| store.healths(shards)).await;
-        let healths = some_at_once(healths, |(endpoint, health)| {
-            let directory = Arc::clone(directory);
-            async move {
-                let entry = insist(|| directory.endpoint(endpoint)).await;
-                entry.map(|entry| (endpoint, entry.lane, health))
-            }
-        });
-        Self { healths: healths.await.into_iter().flatten().collect(), lanes: insist(|| store.lanes(shards)).await }
-    }
-}
-
-/// Not one after the other, because there may be many and each waits for the store; and not all of them together.
-async fn some_at_once<T, R, F>(items: Vec<T>, mut how: impl FnMut(T) -> F) -> Vec<R>
-where
-    R: Send + 'static,
-    F: Future<Output = R> + Send + 'static,
-{
-    let (mut under_way, mut done) = (JoinSet::new(), Vec::with_capacity(items.len()));
-    for item in items {
-        if under_way.len() >= READS_AT_ONCE {
-            done.extend(under_way.join_next().await.and_then(Result::ok));
-        }
-        under_way.spawn(how(item));
-    }
-    while let Some(ended) = under_way.join_next().await {
-        done.extend(ended.ok());
-    }
-    done
-}
-
 fn lies_in(shards: Shards, app: AppKey) -> bool {
     app != NOBODY && shards.has_lanes_of(app)
 }
@@ -629,6 +732,19 @@ async fn nap_until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Shards of which it is being read how their lanes stand.
+struct Entering {
+    /// Without those that are wanted elsewhere by now.
+    shards: Shards,
+    reading: AbortHandle,
+}
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.reading.abort();
     }
 }
 

@@ -28,7 +28,7 @@ impl Node {
             while let Some(news) = committed.recv().await {
                 for one in &news {
                     match one {
-                        Committed::Offered { tenure, shards } => drop(served.own(*tenure, *shards).await),
+                        Committed::Offered { tenure, shards } => drop(served.own(*tenure, *shards)),
                         Committed::Wanted { shards } => drop(served.disown(served.tenure(), *shards).await),
                         _ => {}
                     }

@@ -106,7 +106,7 @@ async fn a_shard_is_given_up_with_rows_for_all_that_is_handed_over_of_it() {
     let new = NewMessage { owed: vec![endpoint], ..message(app, START) };
     let unread = accept(&owner, new.clone()).await;
     let mut committed = owner.committed();
-    owner.own(owner.tenure(), Shards::ALL).await.unwrap();
+    owner.own(owner.tenure(), Shards::ALL).unwrap();
     eventually("it is read", || {
         let news = committed.try_recv().unwrap_or_default();
         async move { news.iter().any(is_of(unread)) }
@@ -131,7 +131,7 @@ async fn what_was_cancelled_before_the_owner_read_it_is_not_handed_over() {
     let kept = accept(&owner, new).await;
     owner.cancel_message(app, cancelled, None, at(1)).await.unwrap();
     let mut committed = owner.committed();
-    owner.own(owner.tenure(), Shards::ALL).await.unwrap();
+    owner.own(owner.tenure(), Shards::ALL).unwrap();
     let mut handed = Vec::new();
     while !handed.contains(&kept) {
         let news = committed.recv().await.expect("it goes on");
