@@ -189,41 +189,51 @@ async fn a_row_says_all_that_a_message_can_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_of_one_key_arrive_in_the_order_in_which_two_producers_committed() {
-    const EACH: usize = 80;
+async fn messages_of_each_key_arrive_in_the_order_in_which_many_producers_committed() {
+    const PRODUCERS: usize = 8;
+    const KEYS: usize = 5;
+    const EACH: usize = 150;
     let producer = Producer::new().await;
-    producer.run("CREATE TABLE ledger (place serial, n integer)").await;
+    producer.run("CREATE TABLE ledger (place serial, key integer, n integer)").await;
     let world = world(&producer).await;
     let work = |who: usize, url: String| async move {
         let session = connect(&url).await;
+        let run = async |sql: &str| session.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         let mut rng = ChaCha8Rng::seed_from_u64(who as u64);
         for turn in 0..EACH {
-            let n = who * 1_000 + turn;
-            // Other rows first, so that numbers are drawn long before the commit; the ledger last, under the key's lock.
-            let others = "SELECT postrider.send('acme', 'other', '{\"n\": 0}');".repeat(rng.random_range(0..3));
-            let end = if rng.random_bool(0.2) { "ROLLBACK" } else { "COMMIT" };
-            let sql = format!(
-                "BEGIN; {others}
-                 SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', ordering_key => 'k');
-                 INSERT INTO ledger (n) VALUES ({n}); {end}"
-            );
-            session.batch_execute(&sql).await.expect("a transaction");
+            let (n, key) = (who * 1_000 + turn, rng.random_range(0..KEYS));
+            run("BEGIN").await;
+            run(&format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', ordering_key => 'k{key}')"))
+                .await;
+            // Meanwhile others draw greater numbers and commit, of other keys and of none.
+            for _ in 0..rng.random_range(0..4) {
+                run("SELECT postrider.send('acme', 'other', '{\"n\": 0}')").await;
+            }
+            // Under the key's lock, so that the ledger is in the order of the commits.
+            run(&format!("INSERT INTO ledger (key, n) VALUES ({key}, {n})")).await;
+            run(if rng.random_bool(0.2) { "ROLLBACK" } else { "COMMIT" }).await;
         }
     };
-    let workers = [1, 2].map(|who| tokio::spawn(work(who, producer.url.clone())));
+    let workers: Vec<_> = (1..=PRODUCERS).map(|who| tokio::spawn(work(who, producer.url.clone()))).collect();
     for worker in workers {
         worker.await.expect("it worked");
     }
-    let ledger = producer.session.query("SELECT n FROM ledger ORDER BY place", &[]).await.expect("a list");
-    let committed: Vec<usize> = ledger.iter().map(|row| row.get::<_, i32>(0) as usize).collect();
-    assert!(committed.windows(2).any(|pair| pair[0] > pair[1]), "they took turns");
-    let arrived = eventually("all of the key", async || {
-        let arrivals = numbers(&world.receiver.arrivals_at("/hooks"));
-        let of_key: Vec<usize> = arrivals.into_iter().filter(|n| *n > 0).collect();
-        (of_key.len() >= committed.len()).then_some(of_key)
+    let mut committed: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+    for row in producer.session.query("SELECT key, n FROM ledger ORDER BY place", &[]).await.expect("a list") {
+        committed.entry(row.get(0)).or_default().push(row.get::<_, i32>(1) as usize);
+    }
+    let total: usize = committed.values().map(Vec::len).sum();
+    let arrived = eventually("all that has a key", async || {
+        let mut arrived = numbers(&world.receiver.arrivals_at("/hooks"));
+        arrived.retain(|n| *n > 0);
+        (arrived.len() >= total).then_some(arrived)
     })
     .await;
-    assert_eq!(arrived, committed);
+    for (key, committed) in committed {
+        assert!(committed.windows(2).any(|pair| pair[0] > pair[1]), "they took turns");
+        let arrived: Vec<usize> = arrived.iter().copied().filter(|n| committed.contains(n)).collect();
+        assert_eq!(arrived, committed, "key {key}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

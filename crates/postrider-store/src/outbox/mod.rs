@@ -140,13 +140,6 @@ pub struct Standing {
     pub failed: u64,
 }
 
-/// How much is read at a time.
-#[derive(Clone, Copy, Debug)]
-pub struct Portion {
-    pub rows_max: i64,
-    pub bytes_max: i64,
-}
-
 /// A connection to a producer's database.
 pub struct Outbox {
     db: Db,
@@ -247,22 +240,31 @@ impl Outbox {
         }
     }
 
-    /// The oldest rows past this number that can be sent, as many as fit, and at least one if there is any.
+    /// The numbers of the oldest rows that can be sent, all as of one moment.
+    ///
+    /// A row may be committed after others with greater numbers, but not of its own key. So in one moment's list the rows of
+    /// a key are those that were committed first, which cannot be said of several lists that go on from one another.
+    pub async fn waiting(&self, rows_max: i64) -> Result<Vec<i64>, OutboxError> {
+        let sql = "SELECT id FROM {schema}.outbox WHERE failed_at IS NULL ORDER BY id LIMIT $1";
+        Ok(self.query(sql, &[&rows_max]).await?.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Of rows that were seen to wait, those that still do, oldest first: as many as are no larger together, and at least one
+    /// if there is any.
     ///
     /// `known_for`: how long the store can tell now whether it took a row.
-    pub async fn waiting(&self, past: i64, portion: Portion, known_for: Duration) -> Result<Vec<Found>, OutboxError> {
+    pub async fn read(&self, ids: &[i64], bytes_max: i64, known_for: Duration) -> Result<Vec<Found>, OutboxError> {
         let rows = self
             .query(
                 "SELECT id, app, event_type, payload, content_type, event_id, channels, tags, ordering_key,
                         (extract(epoch FROM deliver_at) * 1000)::bigint AS deliver_at, taken_app,
-                        coalesce(known_until < now() OR taken_at < now() - $4 * interval '1 millisecond', false)
+                        coalesce(known_until < now() OR taken_at < now() - $3 * interval '1 millisecond', false)
                             AS is_forgotten
                  FROM (SELECT *, sum(octet_length(payload)) OVER in_order AS bytes, row_number() OVER in_order AS place
-                       FROM (SELECT * FROM {schema}.outbox WHERE failed_at IS NULL AND id > $1 ORDER BY id LIMIT $2)
-                           AS oldest
+                       FROM {schema}.outbox WHERE failed_at IS NULL AND id = ANY($1)
                        WINDOW in_order AS (ORDER BY id)) AS measured
-                 WHERE bytes <= $3 OR place = 1 ORDER BY id",
-                &[&past, &portion.rows_max, &portion.bytes_max, &millis(known_for)],
+                 WHERE bytes <= $2 OR place = 1 ORDER BY id",
+                &[&ids, &bytes_max, &millis(known_for)],
             )
             .await?;
         Ok(rows.iter().map(found).collect())

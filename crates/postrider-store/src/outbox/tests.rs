@@ -27,12 +27,16 @@ impl Producer {
     }
 
     async fn waiting(&self) -> Vec<Row> {
-        let found = self.outbox.waiting(0, PORTION, DAY).await.expect("it can be read");
+        self.rows(DAY).await
+    }
+
+    async fn rows(&self, known_for: Duration) -> Vec<Row> {
+        let found = self.outbox.read(&self.ids().await, BYTES, known_for).await.expect("it can be read");
         found.into_iter().map(|row| row.expect("it is text")).collect()
     }
 
     async fn ids(&self) -> Vec<i64> {
-        self.waiting().await.iter().map(|row| row.id).collect()
+        self.outbox.waiting(ROWS).await.expect("it can be read")
     }
 }
 
@@ -41,7 +45,8 @@ async fn connect(url: &str) -> Outbox {
     Outbox::connect(&url, None, SchemaName::default(), "test").await.expect("the database is up")
 }
 
-const PORTION: Portion = Portion { rows_max: 1_000, bytes_max: 1 << 20 };
+const ROWS: i64 = 1_000;
+const BYTES: i64 = 1 << 20;
 const DAY: Duration = Duration::from_hours(24);
 
 #[test]
@@ -230,20 +235,39 @@ async fn numbers_of_one_key_follow_the_order_of_commits() {
 }
 
 #[tokio::test]
+async fn a_row_that_was_committed_late_is_listed_before_the_next_of_its_key() {
+    let producer = Producer::new().await;
+    let other = session(&producer.url).await;
+    producer.client.batch_execute("BEGIN").await.expect("a transaction");
+    let late = producer.send(", ordering_key => 'k'").await.expect("a row");
+    let sql = "SELECT postrider.send('acme', 'a.b', '{}', ordering_key => 'l')";
+    let early: i64 = other.query_one(sql, &[]).await.expect("a row").get(0);
+    let listed = producer.ids().await;
+    producer.client.batch_execute("COMMIT").await.expect("committed");
+    let next = producer.send(", ordering_key => 'k'").await.expect("a row");
+    assert_eq!((listed, late < early), (vec![early], true));
+    assert_eq!(producer.ids().await, [late, early, next]);
+}
+
+#[tokio::test]
 async fn a_portion_is_bounded_by_rows_and_bytes_but_never_empty() {
     let producer = Producer::new().await;
     for size in [10, 2_000, 10, 10] {
         let payload = format!("{{\"a\":\"{}\"}}", "x".repeat(size));
         producer.client.query_one("SELECT postrider.send('acme', 'a.b', $1::text)", &[&payload]).await.expect("a row");
     }
-    let count = async |past: i64, rows_max: i64, bytes_max: i64| {
-        producer.outbox.waiting(past, Portion { rows_max, bytes_max }, DAY).await.expect("it can be read").len()
+    assert_eq!(producer.outbox.waiting(3).await.expect("it can be read").len(), 3);
+    let ids = producer.ids().await;
+    let count = async |ids: &[i64], bytes_max: i64| {
+        producer.outbox.read(ids, bytes_max, DAY).await.expect("it can be read").len()
     };
-    assert_eq!(count(0, 3, 1 << 20).await, 3);
-    assert_eq!(count(0, 100, 100).await, 1);
-    let first = producer.ids().await[0];
-    assert_eq!(count(first, 100, 100).await, 1, "too large for a portion, but alone");
-    assert_eq!(count(first, 100, 2_100).await, 3);
+    assert_eq!(count(&ids, 1 << 20).await, 4);
+    assert_eq!(count(&ids[..3], 1 << 20).await, 3);
+    assert_eq!(count(&ids, 100).await, 1);
+    assert_eq!(count(&ids[1..], 100).await, 1, "too large for a portion, but alone");
+    assert_eq!(count(&ids[1..], 2_100).await, 3);
+    producer.outbox.remove(&ids[..2]).await.expect("gone");
+    assert_eq!(count(&ids, 100).await, 2, "what is gone is no row");
 }
 
 #[tokio::test]
@@ -264,8 +288,7 @@ async fn what_was_taken_is_known_until_it_is_forgotten() {
     // The store may remember for a shorter time now than it did when the row was taken, or the other way round.
     let back = "UPDATE postrider.outbox SET taken_at = taken_at - interval '2 hours'";
     producer.client.batch_execute(back).await.expect("time passes");
-    let found = producer.outbox.waiting(0, PORTION, Duration::from_hours(1)).await.expect("it can be read");
-    assert_eq!(found[0].clone().expect("text").taken, by("app_1", true));
+    assert_eq!(producer.rows(Duration::from_hours(1)).await[0].taken, by("app_1", true));
     let over = format!("UPDATE postrider.outbox SET known_until = now() - interval '1 second' WHERE id = {}", ids[1]);
     producer.client.batch_execute(&over).await.expect("time passes");
     let taken = producer.waiting().await.into_iter().map(|row| row.taken).collect::<Vec<_>>();
@@ -356,9 +379,8 @@ async fn roles_can_send_or_relay_and_nothing_else() {
     let identity = relay.identity().await.expect("it may know");
     relay.listen().await.expect("it may listen");
     assert!(relay.lead(&identity).await.expect("it may relay"));
-    let found = relay.waiting(0, PORTION, DAY).await.expect("it may read");
-    let ids: Vec<i64> = found.into_iter().map(|row| row.expect("text").id).collect();
-    assert_eq!(ids.len(), 3);
+    let ids = relay.waiting(ROWS).await.expect("it may look");
+    assert_eq!(relay.read(&ids, BYTES, DAY).await.expect("and read").len(), 3);
     relay.take(&[(ids[0], "app_1".to_owned())], DAY).await.expect("it may mark");
     relay.refuse(&[Refusal { id: ids[0], error: "no".to_owned(), is_certain: true }]).await.expect("and refuse");
     relay.remove(&ids).await.expect("and remove");

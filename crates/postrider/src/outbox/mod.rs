@@ -5,8 +5,9 @@
 //! by its event id, for as long as messages are kept. Past that time nobody can know any more, and the row is set aside
 //! for a person.
 //!
-//! Rows of one ordering key are offered one after the other, and a row is gone only once it is stored. So whoever offers a
-//! row has seen all those before it stored, even if two nodes believe at once that they are the one to relay.
+//! Rows of one ordering key are offered one after the other, and a row is gone only once it is stored. A walk goes through
+//! the rows of one moment, in which whoever sees a row sees all those of its key that were committed before. So whoever
+//! offers a row has seen all those before it stored, even if two nodes believe at once that they are the one to relay.
 
 mod row;
 
@@ -21,7 +22,7 @@ use metrics::{Counter, Gauge};
 use postrider_engine::AppKey;
 use postrider_store::{
     AcceptError, By, Content, Idempotency, Retention, Store, StoreError,
-    outbox::{Found, Identity, Outbox, OutboxError, Portion, Refusal, Row, Standing},
+    outbox::{Found, Identity, Outbox, OutboxError, Refusal, Row, Standing},
 };
 use rand::{Rng, RngExt, rngs::StdRng};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -120,7 +121,7 @@ impl Relay {
                     troubles = 0;
                     POLL_EVERY
                 }
-                Drained::Paused => {
+                Drained::Walked => {
                     troubles = 0;
                     continue;
                 }
@@ -146,10 +147,10 @@ impl Relay {
         Ok(())
     }
 
-    /// Goes through the rows from the oldest on.
+    /// Goes once through the rows that wait at this moment, from the oldest on.
     ///
-    /// From the oldest again and again: a row may be committed after those with greater numbers. Not at each portion,
-    /// though: what was deleted lies in the way until it is vacuumed.
+    /// Of one moment, or a row that is committed meanwhile could be passed over and the next of its key taken. And many rows
+    /// for one look at the beginning, where what was deleted lies in the way until it is vacuumed.
     async fn drain(
         &self,
         outbox: &Outbox,
@@ -158,22 +159,23 @@ impl Relay {
     ) -> Result<Drained, OutboxError> {
         let known_for = self.desk.known_for();
         let began = Instant::now();
-        let mut past = 0;
-        while !*stopped.borrow() {
-            let found = outbox.waiting(past, PORTION, known_for).await?;
-            let Some(last) = found.last().map(|row| row.as_ref().map_or_else(|(id, _)| *id, |row| row.id)) else {
-                return Ok(Drained::Empty);
-            };
-            let done = self.relay(outbox, identity, found).await?;
-            if let Some(reason) = done {
+        let walk = outbox.waiting(WALK_ROWS_MAX).await?;
+        if walk.is_empty() {
+            return Ok(Drained::Empty);
+        }
+        let mut ahead = &walk[..];
+        // Not much longer than a row that was committed late may wait for its turn.
+        while !ahead.is_empty() && !*stopped.borrow() && began.elapsed() < POLL_EVERY {
+            let portion = &ahead[..ahead.len().min(PORTION_ROWS_MAX)];
+            let found = outbox.read(portion, PORTION_BYTES_MAX, known_for).await?;
+            let last = found.last().map(|row| row.as_ref().map_or_else(|(id, _)| *id, |row| row.id));
+            let done = last.map_or(portion.len(), |last| portion.partition_point(|id| *id <= last));
+            ahead = &ahead[done..];
+            if let Some(reason) = self.relay(outbox, identity, found).await? {
                 return Ok(Drained::Held(reason));
             }
-            past = last;
-            if began.elapsed() > POLL_EVERY {
-                break;
-            }
         }
-        Ok(Drained::Paused)
+        Ok(Drained::Walked)
     }
 
     /// Offers rows to the store, and deletes those that it has taken. `Some`: not all could be decided, and why.
@@ -237,9 +239,10 @@ impl Relay {
 
 /// How a walk through the rows ended.
 enum Drained {
+    /// There were none.
     Empty,
     /// It is time to begin from the oldest row again.
-    Paused,
+    Walked,
     Held(String),
 }
 
@@ -413,8 +416,12 @@ const SET_BACK: &str =
     "its number was used before for another event; was the producer's database set back to an earlier state?";
 const EVENT_ID_TAKEN: &str = "the application has another message with this event_id";
 
+/// So many are gone through before it begins again with the oldest.
+const WALK_ROWS_MAX: i64 = 10_000;
+
 /// So much is read at once, and deleted at once.
-const PORTION: Portion = Portion { rows_max: 500, bytes_max: 8 << 20 };
+const PORTION_ROWS_MAX: usize = 500;
+const PORTION_BYTES_MAX: i64 = 8 << 20;
 
 /// How often rows are looked for that no notification told of.
 const POLL_EVERY: Duration = Duration::from_secs(1);
