@@ -428,6 +428,25 @@ async fn a_row_that_cannot_be_sent_is_set_aside_and_holds_nobody_up() {
     assert_eq!(world.receiver.arrivals_at("/hooks").len(), 2);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_rows_with_one_event_id_the_older_one_is_sent() {
+    const PAIRS: usize = 100;
+    let producer = Producer::new().await;
+    let world = world(&producer).await;
+    let pairs = (0..PAIRS).map(|pair| {
+        let send = |n: usize| {
+            format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', event_id => 'e-{pair}');")
+        };
+        send(2 * pair) + &send(2 * pair + 1)
+    });
+    producer.run(&format!("BEGIN; {} COMMIT", pairs.collect::<String>())).await;
+    let mut arrived = numbers(&world.receiver.wait_for("/hooks", PAIRS).await);
+    arrived.sort_unstable();
+    assert_eq!(arrived, (0..PAIRS).map(|pair| 2 * pair).collect::<Vec<_>>());
+    producer.wait_until_empty().await;
+    assert_eq!(producer.counts().await, (0, PAIRS as i64));
+}
+
 /// What is left by a server that died between storing a message and deleting its row, when so much time has passed that
 /// the idempotency key is forgotten.
 #[tokio::test]

@@ -116,8 +116,15 @@ pub type Found = Result<Row, (i64, String)>;
 pub struct Refusal {
     pub id: i64,
     pub error: String,
-    /// Whether it is certain that nothing was sent for it.
-    pub is_certain: bool,
+    pub sent: Sent,
+}
+
+/// What is known of a row that cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    No,
+    /// It was offered before, and what came of it was not written down.
+    Maybe,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,8 +134,7 @@ pub struct Failed {
     pub event_type: String,
     pub error: String,
     pub failed_at: Timestamp,
-    /// It was offered before, and may have been sent.
-    pub may_have_been_sent: bool,
+    pub sent: Sent,
 }
 
 /// How an outbox stands.
@@ -295,7 +301,7 @@ impl Outbox {
     pub async fn refuse(&self, refusals: &[Refusal]) -> Result<(), OutboxError> {
         let ids: Vec<i64> = refusals.iter().map(|refusal| refusal.id).collect();
         let errors: Vec<&str> = refusals.iter().map(|refusal| refusal.error.as_str()).collect();
-        let certain: Vec<bool> = refusals.iter().map(|refusal| refusal.is_certain).collect();
+        let certain: Vec<bool> = refusals.iter().map(|refusal| refusal.sent == Sent::No).collect();
         self.query(
             "UPDATE {schema}.outbox SET failed_at = now(), error = given.error,
                  taken_at = CASE WHEN certain THEN NULL ELSE taken_at END,
@@ -345,7 +351,7 @@ impl Outbox {
             event_type: row.get(2),
             error: row.get(3),
             failed_at: Timestamp::from_millis(row.get(4)),
-            may_have_been_sent: row.get(5),
+            sent: if row.get(5) { Sent::Maybe } else { Sent::No },
         };
         Ok(rows.iter().map(failed).collect())
     }

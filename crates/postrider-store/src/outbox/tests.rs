@@ -304,12 +304,12 @@ async fn a_refused_row_is_set_aside_with_its_reason_until_somebody_decides() {
     let ids = producer.ids().await;
     let offered: Vec<_> = ids.iter().map(|id| (*id, "app_1".to_owned())).collect();
     producer.outbox.take(&offered, DAY).await.expect("written down");
-    let refusal = |id, is_certain| Refusal { id, error: "no".to_owned(), is_certain };
-    producer.outbox.refuse(&[refusal(ids[0], true), refusal(ids[1], false)]).await.expect("set aside");
+    let refusal = |id, sent| Refusal { id, error: "no".to_owned(), sent };
+    producer.outbox.refuse(&[refusal(ids[0], Sent::No), refusal(ids[1], Sent::Maybe)]).await.expect("set aside");
     assert_eq!(producer.ids().await, &ids[2..]);
     let failed = producer.outbox.failed(10).await.expect("a list");
-    let shown: Vec<_> = failed.iter().map(|row| (row.id, row.error.as_str(), row.may_have_been_sent)).collect();
-    assert_eq!(shown, [(ids[0], "no", false), (ids[1], "no", true)]);
+    let shown: Vec<_> = failed.iter().map(|row| (row.id, row.error.as_str(), row.sent)).collect();
+    assert_eq!(shown, [(ids[0], "no", Sent::No), (ids[1], "no", Sent::Maybe)]);
     let standing = producer.outbox.standing().await.expect("it can be counted");
     assert_eq!((standing.waiting, standing.failed), (1, 2));
     assert_eq!(producer.outbox.retry(&Which::These(vec![ids[1], ids[2]])).await.expect("again"), 1);
@@ -382,7 +382,7 @@ async fn roles_can_send_or_relay_and_nothing_else() {
     let ids = relay.waiting(ROWS).await.expect("it may look");
     assert_eq!(relay.read(&ids, BYTES, DAY).await.expect("and read").len(), 3);
     relay.take(&[(ids[0], "app_1".to_owned())], DAY).await.expect("it may mark");
-    relay.refuse(&[Refusal { id: ids[0], error: "no".to_owned(), is_certain: true }]).await.expect("and refuse");
+    relay.refuse(&[Refusal { id: ids[0], error: "no".to_owned(), sent: Sent::No }]).await.expect("and refuse");
     relay.remove(&ids).await.expect("and remove");
     assert!(relay.install(&Installation::default()).await.is_err(), "but not change the outbox itself");
 }

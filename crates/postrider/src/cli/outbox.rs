@@ -14,7 +14,7 @@ use crate::{
 };
 use anyhow::Context;
 use postrider_store::{
-    outbox::{Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Standing, Which, script},
+    outbox::{Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Sent, Standing, Which, script},
     postgres::DatabaseUrl,
 };
 use serde_json::json;
@@ -172,13 +172,16 @@ fn show(standing: Standing, failed: &[Failed]) -> anyhow::Result<()> {
         return Ok(());
     }
     let rows = failed.iter().map(|row| {
-        let maybe = if row.may_have_been_sent { "maybe" } else { "no" };
+        let sent = match row.sent {
+            Sent::No => "no",
+            Sent::Maybe => "maybe",
+        };
         vec![
             row.id.to_string(),
             print::escaped_word(&row.app, 40),
             print::escaped_word(&row.event_type, 40),
             Time(row.failed_at).to_string(),
-            maybe.to_owned(),
+            sent.to_owned(),
             print::escaped_word(&row.error, 200),
         ]
     });
@@ -196,7 +199,7 @@ fn show_json(identity: &Identity, standing: Standing, failed: &[Failed]) -> anyh
                 "eventType": row.event_type,
                 "error": row.error,
                 "failedAt": Time(row.failed_at),
-                "mayHaveBeenSent": row.may_have_been_sent,
+                "mayHaveBeenSent": row.sent == Sent::Maybe,
             })
         })
         .collect();

@@ -8,7 +8,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use postrider_engine::{MessageKey, Timestamp};
+use postrider_engine::{AppKey, MessageKey, Timestamp};
 use postrider_store::{
     Content, Idempotency, Message,
     outbox::{Identity, Row},
@@ -79,21 +79,38 @@ pub fn is_same(content: &Content, message: &Message) -> bool {
     Content { payload, ..content.clone() } == message.content
 }
 
-/// Parts rows into those that must go one after the other. Those without a key need not wait for anyone.
-pub fn chains<T>(rows: Vec<T>, key: impl Fn(&T) -> Option<(String, String)>) -> Vec<Vec<T>> {
-    let mut chains: Vec<Vec<T>> = Vec::new();
-    let mut by_key = BTreeMap::new();
-    for row in rows {
-        let at = match key(&row) {
-            None => chains.len(),
-            Some(key) => *by_key.entry(key).or_insert(chains.len()),
-        };
-        match chains.get_mut(at) {
-            Some(chain) => chain.push(row),
-            None => chains.push(vec![row]),
+/// What two rows can have in common, so that one must wait for the other. Ids and names of one application count as one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Link {
+    OrderingKey(AppKey, String),
+    EventId(AppKey, String),
+}
+
+/// Parts rows into those that must go one after the other. Those that nothing links need not wait for anyone.
+pub fn chains<T, L: Ord>(rows: Vec<T>, links: impl Fn(&T) -> Vec<L>) -> Vec<Vec<T>> {
+    // Of each row, an earlier one of its chain, or the row itself where it is the first.
+    let mut earlier: Vec<usize> = Vec::with_capacity(rows.len());
+    let mut seen = BTreeMap::new();
+    for (at, row) in rows.iter().enumerate() {
+        earlier.push(at);
+        for link in links(row) {
+            let one = first(&earlier, *seen.entry(link).or_insert(at));
+            let other = first(&earlier, at);
+            earlier[one.max(other)] = one.min(other);
         }
     }
-    chains
+    let mut chains: BTreeMap<usize, Vec<T>> = BTreeMap::new();
+    for (at, row) in rows.into_iter().enumerate() {
+        chains.entry(first(&earlier, at)).or_default().push(row);
+    }
+    chains.into_values().collect()
+}
+
+fn first(earlier: &[usize], mut at: usize) -> usize {
+    while earlier[at] != at {
+        at = earlier[at];
+    }
+    at
 }
 
 /// How long the store can tell whether it took a row, when it keeps messages that long.
@@ -136,7 +153,6 @@ const CLOCKS_APART_MAX: Duration = Duration::from_hours(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_engine::AppKey;
     use proptest::prelude::*;
 
     fn identity() -> Identity {
@@ -268,20 +284,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_chain_holds_the_rows_of_one_key_in_order(keys in prop::collection::vec(0..4usize, 0..40)) {
-            let rows: Vec<(usize, usize)> = keys.into_iter().enumerate().collect();
-            // Key 0 stands for none.
-            let key = |row: &(usize, usize)| (row.1 > 0).then(|| ("acme".to_owned(), row.1.to_string()));
-            let chains = chains(rows.clone(), key);
+        fn rows_with_a_link_are_in_one_chain_and_in_order(
+            rows in prop::collection::vec((prop::option::of(0..4u8), prop::option::of(10..16u8)), 0..40),
+        ) {
+            let rows: Vec<_> = rows.into_iter().enumerate().collect();
+            let links = |row: &(usize, (Option<u8>, Option<u8>))| row.1.0.into_iter().chain(row.1.1).collect::<Vec<_>>();
+            let chains = chains(rows.clone(), links);
             let mut all: Vec<_> = chains.concat();
             all.sort_unstable();
             prop_assert_eq!(all, rows);
             for chain in &chains {
-                prop_assert!(chain.is_sorted() && chain.iter().all(|row| row.1 == chain[0].1));
-                prop_assert!(chain[0].1 > 0 || chain.len() == 1);
+                prop_assert!(chain.is_sorted());
+                let is_linked = |row: &(usize, _)| {
+                    let mut others = chain.iter().filter(|other| other.0 != row.0);
+                    others.any(|other| links(row).iter().any(|link| links(other).contains(link)))
+                };
+                prop_assert!(chain.len() == 1 || chain.iter().all(is_linked), "nobody waits without a reason");
             }
-            let firsts: Vec<_> = chains.iter().filter(|chain| chain[0].1 > 0).map(|chain| chain[0].1).collect();
-            prop_assert!((1..4).all(|key| firsts.iter().filter(|first| **first == key).count() <= 1));
+            for link in 0..16u8 {
+                let with = chains.iter().filter(|chain| chain.iter().any(|row| links(row).contains(&link))).count();
+                prop_assert!(with <= 1, "{} is in {} chains", link, with);
+            }
         }
     }
 }
