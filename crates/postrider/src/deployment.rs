@@ -16,6 +16,7 @@ use postrider_engine::EndpointKey;
 use postrider_store::{
     PostgresOptions, PostgresStore, SqliteStore, Store,
     postgres::{self, DatabaseUrl, Visitor},
+    sqlite,
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -49,7 +50,8 @@ impl Deployment {
     async fn open_shared(settings: &Settings, url: &DatabaseUrl) -> anyhow::Result<Self> {
         let options = postgres_options(settings)?;
         let keyring = keys_of_shared(&settings.data, url, &options).await?;
-        if settings.data.join(SqliteStore::FILE).exists() {
+        // One that was moved is left over, as it should be.
+        if settings.data.join(SqliteStore::FILE).exists() && !sqlite::was_moved(&settings.data).unwrap_or(false) {
             let folder = settings.data.display().to_string();
             tracing::warn!(
                 folder,
