@@ -422,6 +422,11 @@ async fn a_row_that_cannot_be_sent_is_set_aside_and_holds_nobody_up() {
     let arrivals = world.receiver.wait_for("/nobody", 1).await;
     assert_eq!(n(&arrivals[0]), 8);
     assert!(!outbox(&["uninstall", "--database-url", &producer.url]).status.success());
+    for command in ["retry", "discard"] {
+        let nobody = outbox(&[command, "999999", "--database-url", &producer.url]);
+        assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+        assert!(String::from_utf8_lossy(&nobody.stderr).contains("has the number 999999"), "{nobody:?}");
+    }
     assert!(outbox(&["discard", "--all", "--database-url", &producer.url]).status.success());
     producer.wait_until_empty().await;
     assert_eq!(producer.counts().await, (0, 0));

@@ -42,7 +42,9 @@ impl fmt::Display for SchemaName {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a schema's name must be 1 to 63 small letters, digits or `_`, and begin with neither a digit nor `pg_`")]
+#[error(
+    "a schema's name must be 1 to 63 small letters, digits or `_`, begin with neither a digit nor `pg_`, and be no word of SQL"
+)]
 pub struct BadName;
 
 impl FromStr for SchemaName {
@@ -51,7 +53,9 @@ impl FromStr for SchemaName {
     fn from_str(text: &str) -> Result<Self, BadName> {
         let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
         let begins_well = !text.starts_with(|c: char| c.is_ascii_digit()) && !text.starts_with("pg_");
-        if plain && begins_well && (1..=63).contains(&text.len()) { Ok(Self(text.to_owned())) } else { Err(BadName) }
+        let is_word = schema::RESERVED.split_whitespace().any(|word| word == text);
+        let is_fine = plain && begins_well && !is_word && (1..=63).contains(&text.len());
+        if is_fine { Ok(Self(text.to_owned())) } else { Err(BadName) }
     }
 }
 
@@ -63,8 +67,8 @@ pub enum OutboxError {
     NotInstalled(SchemaName),
     #[error("the outbox was installed by a newer Postrider (version {found}, this one knows {VERSION}); use that one")]
     TooNew { found: i32 },
-    #[error("{0} rows still wait in the outbox")]
-    NotEmpty(u64),
+    #[error("{waiting} rows wait in the outbox, and {failed} cannot be sent")]
+    NotEmpty { waiting: u64, failed: u64 },
     #[error("the producer's database refused: {0}")]
     Database(String),
 }
@@ -186,11 +190,11 @@ impl Outbox {
             RowsThere::Keep => {
                 let Standing { waiting, failed, .. } = self.standing().await?;
                 if waiting + failed > 0 {
-                    return Err(OutboxError::NotEmpty(waiting + failed));
+                    return Err(OutboxError::NotEmpty { waiting, failed });
                 }
                 // Looked at again where nobody can add one any more.
                 format!(
-                    "IF EXISTS (SELECT FROM {0}.outbox) THEN RAISE EXCEPTION 'rows still wait in the outbox'; END IF;",
+                    "IF EXISTS (SELECT FROM {0}.outbox) THEN RAISE EXCEPTION 'rows wait in the outbox'; END IF;",
                     self.schema
                 )
             }
@@ -200,9 +204,7 @@ impl Outbox {
             "DO $$ BEGIN
                 LOCK TABLE {0}.outbox IN ACCESS EXCLUSIVE MODE;
                 {refuse}
-                DROP FUNCTION {0}.send(text, text, text, text, text[], text[], text, timestamptz, text),
-                    {0}.send(text, text, json, text, text[], text[], text, timestamptz),
-                    {0}.send(text, text, jsonb, text, text[], text[], text, timestamptz);
+                DROP FUNCTION {1};
                 DROP TABLE {0}.outbox, {0}.about;
                 DROP FUNCTION {0}.outbox_admit(), {0}.outbox_ring();
                 DROP SEQUENCE {0}.outbox_id;
@@ -212,7 +214,8 @@ impl Outbox {
                     DROP SCHEMA {0};
                 END IF;
             END $$",
-            self.schema
+            self.schema,
+            schema::send_functions(&self.schema).join(", ")
         ))
         .await
     }
@@ -356,33 +359,29 @@ impl Outbox {
         Ok(rows.iter().map(failed).collect())
     }
 
-    /// Lets rows that could not be sent be tried as if they were new. Says how many they are.
-    pub async fn retry(&self, which: &Which) -> Result<u64, OutboxError> {
+    /// Lets rows that could not be sent be tried as if they were new. Says which they are.
+    pub async fn retry(&self, which: &Which) -> Result<Vec<i64>, OutboxError> {
         let rows = self
             .query(
-                "WITH again AS (
-                     UPDATE {schema}.outbox
-                     SET failed_at = NULL, error = NULL, taken_at = NULL, taken_app = NULL, known_until = NULL
-                     WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id)
-                 SELECT count(*) FROM again",
+                "UPDATE {schema}.outbox
+                 SET failed_at = NULL, error = NULL, taken_at = NULL, taken_app = NULL, known_until = NULL
+                 WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id",
                 &[&which.ids()],
             )
             .await?;
-        Ok(rows.first().map_or(0, |row| u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()))
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Removes rows that could not be sent. Says how many they are.
-    pub async fn discard(&self, which: &Which) -> Result<u64, OutboxError> {
+    /// Removes rows that could not be sent. Says which they are.
+    pub async fn discard(&self, which: &Which) -> Result<Vec<i64>, OutboxError> {
         let rows = self
             .query(
-                "WITH gone AS (
-                     DELETE FROM {schema}.outbox
-                     WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id)
-                 SELECT count(*) FROM gone",
+                "DELETE FROM {schema}.outbox
+                 WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id",
                 &[&which.ids()],
             )
             .await?;
-        Ok(rows.first().map_or(0, |row| u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()))
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     async fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<tokio_postgres::Row>, OutboxError> {

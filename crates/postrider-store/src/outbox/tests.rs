@@ -68,25 +68,56 @@ fn a_schema_has_a_plain_name() {
 }
 
 #[tokio::test]
+async fn a_schema_is_not_called_like_a_word_of_sql() {
+    let client = session(&Cluster::shared().fresh_database().await).await;
+    let words = client.query("SELECT word::text FROM pg_get_keywords() WHERE catcode IN ('R', 'T')", &[]).await;
+    for row in words.expect("a list") {
+        assert!(row.get::<_, String>(0).parse::<SchemaName>().is_err(), "{row:?}");
+    }
+}
+
+#[tokio::test]
 async fn installing_again_keeps_identity_rows_and_numbers() {
     let producer = Producer::new().await;
     let before = producer.outbox.identity().await.expect("it is there");
     let first = producer.send("").await.expect("a row");
-    let quiet = Installation { notify: false, payload_max: 100, ..Installation::default() };
+    let quiet = Installation { notify: Some(false), payload_max: Some(100), ..Installation::default() };
+    // Who has rows in a transaction that is still open is not waited for.
+    producer.client.batch_execute("BEGIN").await.expect("a transaction");
+    producer.send("").await.expect("a row");
     for installation in [&quiet, &quiet, &Installation::default()] {
         producer.outbox.install(installation).await.expect("again");
         assert_eq!(producer.outbox.identity().await.expect("it is there"), before);
     }
+    producer.client.batch_execute("ROLLBACK").await.expect("undone");
     let (one, other) = (connect(&producer.url).await, connect(&producer.url).await);
     let (one, other) = tokio::join!(one.install(&quiet), other.install(&quiet));
     one.and(other).expect("two at once");
     let second = producer.send("").await.expect("another row");
     assert_eq!(producer.ids().await, [first, second]);
+}
+
+#[tokio::test]
+async fn what_was_chosen_stays_until_it_is_chosen_otherwise() {
+    let producer = Producer::new().await;
     let payload = "x".repeat(101);
-    let sql = "SELECT postrider.send('acme', 'a.b', $1::text, content_type => 'text/plain')";
-    assert!(producer.client.query(sql, &[&payload]).await.is_err(), "what is said last counts");
-    producer.outbox.install(&Installation::default()).await.expect("again");
-    producer.client.query(sql, &[&payload]).await.expect("a row");
+    let fits = async || {
+        let sql = "SELECT postrider.send('acme', 'a.b', $1::text, content_type => 'text/plain')";
+        producer.client.query(sql, &[&payload]).await.is_ok()
+    };
+    let rings = async || {
+        let notify = producer.client.query_one("SELECT notify FROM postrider.about", &[]).await.expect("a look");
+        notify.get::<_, bool>(0)
+    };
+    assert_eq!((fits().await, rings().await), (true, true));
+    let small = Installation { payload_max: Some(100), notify: Some(false), ..Installation::default() };
+    for installation in [small, Installation::default()] {
+        producer.outbox.install(&installation).await.expect("again");
+        assert_eq!((fits().await, rings().await), (false, false), "{installation:?}");
+    }
+    let large = Installation { payload_max: Some(200), ..Installation::default() };
+    producer.outbox.install(&large).await.expect("again");
+    assert_eq!((fits().await, rings().await), (true, false));
 }
 
 #[tokio::test]
@@ -108,7 +139,8 @@ async fn a_database_without_an_outbox_says_so() {
 async fn an_outbox_with_rows_is_removed_only_if_that_is_meant() {
     let producer = Producer::new().await;
     producer.send("").await.expect("a row");
-    assert!(matches!(producer.outbox.uninstall(RowsThere::Keep).await, Err(OutboxError::NotEmpty(1))));
+    let kept = producer.outbox.uninstall(RowsThere::Keep).await;
+    assert!(matches!(kept, Err(OutboxError::NotEmpty { waiting: 1, failed: 0 })), "{kept:?}");
     producer.outbox.uninstall(RowsThere::Discard).await.expect("it goes");
     let left =
         producer.client.query("SELECT FROM pg_namespace WHERE nspname = 'postrider'", &[]).await.expect("a look");
@@ -177,6 +209,10 @@ async fn what_the_api_would_refuse_fails_in_the_producers_own_transaction() {
         with(", tags => '{a,b,c,d,e,f}'"),
         with(", tags => '{a:b}'"),
         with(", content_type => 'text'"),
+        with(", content_type => 'text/pläin'"),
+        with(", content_type => 'text/plain; a=é'"),
+        with(", content_type => E'text/plain; a=\\n'"),
+        with(", content_type => E'text/plain\\nx: y'"),
         with(", content_type => ''"),
         with(", deliver_at => 'infinity'"),
         with(", deliver_at => now() + interval '25 hours'"),
@@ -312,13 +348,13 @@ async fn a_refused_row_is_set_aside_with_its_reason_until_somebody_decides() {
     assert_eq!(shown, [(ids[0], "no", Sent::No), (ids[1], "no", Sent::Maybe)]);
     let standing = producer.outbox.standing().await.expect("it can be counted");
     assert_eq!((standing.waiting, standing.failed), (1, 2));
-    assert_eq!(producer.outbox.retry(&Which::These(vec![ids[1], ids[2]])).await.expect("again"), 1);
+    assert_eq!(producer.outbox.retry(&Which::These(vec![ids[1], ids[2]])).await.expect("again"), &ids[1..2]);
     let rows = producer.waiting().await;
     assert_eq!(
         rows.iter().map(|row| (row.id, row.taken.is_some())).collect::<Vec<_>>(),
         [(ids[1], false), (ids[2], true)]
     );
-    assert_eq!(producer.outbox.discard(&Which::All).await.expect("gone"), 1);
+    assert_eq!(producer.outbox.discard(&Which::All).await.expect("gone"), &ids[..1]);
     producer.outbox.remove(&ids).await.expect("gone");
     assert_eq!(producer.outbox.standing().await.expect("it can be counted"), Standing::default());
 }
@@ -345,6 +381,27 @@ async fn a_commit_rings() {
     producer.send("").await.expect("a row");
     producer.client.batch_execute("COMMIT").await.expect("committed");
     tokio::time::timeout(Duration::from_secs(30), producer.outbox.rung()).await.expect("it rings");
+}
+
+#[tokio::test]
+async fn what_cannot_be_granted_is_not_passed_over() {
+    let url = Cluster::shared().fresh_database().await;
+    let owner = session(&url).await;
+    let create = "CREATE ROLE outbox_installer LOGIN; CREATE ROLE outbox_hopeful LOGIN; CREATE SCHEMA postrider;
+        GRANT USAGE, CREATE ON SCHEMA postrider TO outbox_installer";
+    owner.batch_execute(create).await.expect("roles");
+    let installer = connect(&url.replace("postgres@", "outbox_installer@")).await;
+    let hopeful = || vec!["outbox_hopeful".to_owned()];
+    for installation in [
+        Installation { senders: hopeful(), ..Installation::default() },
+        Installation { relays: hopeful(), ..Installation::default() },
+    ] {
+        let refused = installer.install(&installation).await.expect_err("it is not the schema's owner").to_string();
+        assert!(refused.contains("USAGE ON SCHEMA postrider; let the owner"), "{refused}");
+    }
+    owner.batch_execute("GRANT USAGE ON SCHEMA postrider TO outbox_hopeful").await.expect("granted");
+    let installation = Installation { senders: hopeful(), relays: hopeful(), ..Installation::default() };
+    installer.install(&installation).await.expect("the rest it may grant");
 }
 
 #[tokio::test]

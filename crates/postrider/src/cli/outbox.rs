@@ -61,9 +61,12 @@ struct Install {
     /// Print the SQL instead, to be copied into a migration
     #[arg(long)]
     print: bool,
-    /// The largest payload that can be inserted; not above the server's `body_max`
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = payload_max)]
-    payload_max: u64,
+    /// The largest payload that can be inserted; not above the server's `body_max` [default: as it is, or 1MiB]
+    #[arg(long, value_name = "SIZE", value_parser = payload_max)]
+    payload_max: Option<u64>,
+    /// Let commits notify the server [default: as it is, or so]
+    #[arg(long, conflicts_with = "no_notify")]
+    notify: bool,
     /// Let commits not notify the server; it then finds rows within a second
     #[arg(long)]
     no_notify: bool,
@@ -112,12 +115,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Command::Install(args) => install(args).await,
         Command::Status(args) => status(args).await,
         Command::Retry(args) => {
-            let count = args.place.connect().await?.retry(&args.which()?).await?;
-            Ok(print::say(&format!("{count} rows are tried again"))?)
+            let which = args.which()?;
+            let done = args.place.connect().await?.retry(&which).await?;
+            print::say(&format!("{} rows are tried again", done.len()))?;
+            all_of(&which, &done)
         }
         Command::Discard(args) => {
-            let count = args.place.connect().await?.discard(&args.which()?).await?;
-            Ok(print::say(&format!("{count} rows deleted"))?)
+            let which = args.which()?;
+            let done = args.place.connect().await?.discard(&which).await?;
+            print::say(&format!("{} rows deleted", done.len()))?;
+            all_of(&which, &done)
         }
         Command::Uninstall(args) => {
             let rows = if args.force { RowsThere::Discard } else { RowsThere::Keep };
@@ -128,10 +135,20 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
+/// Whoever names a row means one that there is.
+fn all_of(which: &Which, done: &[i64]) -> anyhow::Result<()> {
+    let missing: Vec<String> = match which {
+        Which::All => Vec::new(),
+        Which::These(ids) => ids.iter().filter(|id| !done.contains(id)).map(i64::to_string).collect(),
+    };
+    anyhow::ensure!(missing.is_empty(), "no row that cannot be sent has the number {}", missing.join(", "));
+    Ok(())
+}
+
 async fn install(args: Install) -> anyhow::Result<()> {
     let installation = Installation {
         payload_max: args.payload_max,
-        notify: !args.no_notify,
+        notify: (args.notify || args.no_notify).then_some(args.notify),
         senders: args.senders,
         relays: args.relays,
     };
