@@ -153,6 +153,8 @@ const CLOCKS_APART_MAX: Duration = Duration::from_hours(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_store::outbox::{Installation, Outbox, SchemaName};
+    use postrider_testbed::{Cluster, connect};
     use proptest::prelude::*;
 
     fn identity() -> Identity {
@@ -241,6 +243,103 @@ mod tests {
             Row { channels: word("a:b"), tags: word("a#b"), ordering_key: Some("k".into()), ..row("{}") },
         ] {
             assert!(made(&fine).is_ok(), "{fine:?}");
+        }
+    }
+
+    /// What the outbox makes of a row, and the server after it.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Fate {
+        Sent,
+        RefusedAtInsert,
+        SetAside,
+        /// By the outbox, although the server would take it.
+        RefusedForNothing,
+    }
+
+    #[tokio::test]
+    async fn what_the_outbox_lets_in_is_sent_but_for_what_postgresql_cannot_tell() {
+        let url = Cluster::shared().fresh_database().await;
+        let outbox = Outbox::connect(&url.parse().expect("an address"), None, SchemaName::default(), "test").await;
+        outbox.expect("it is up").install(&Installation::default()).await.expect("installed");
+        let client = connect(&url).await;
+        let word = |text: &str| vec![text.to_owned()];
+        let long = "x".repeat(257);
+        let typed = |content_type: &str| Row { content_type: Some(content_type.into()), ..row("<a>") };
+        let named = |event_id: &str| Row { event_id: Some(event_id.into()), ..row("{}") };
+        let keyed = |key: &str| Row { ordering_key: Some(key.into()), ..row("{}") };
+        let deep = |levels: usize| {
+            let text = format!(r#"{{"a":{}{}}}"#, "[".repeat(levels - 1), "]".repeat(levels - 1));
+            Row { payload: Bytes::from(text), ..row("") }
+        };
+        for (row, expected) in [
+            (row("{}"), Fate::Sent),
+            (row(" {\"a\" : 1e400, \"a\":\"\\u0000 \\ud83d\\ude00\"}\n"), Fate::Sent),
+            (row(""), Fate::RefusedAtInsert),
+            (row("{"), Fate::RefusedAtInsert),
+            (row("[]"), Fate::RefusedAtInsert),
+            (row("null"), Fate::RefusedAtInsert),
+            (row("{} {}"), Fate::RefusedAtInsert),
+            (row("{\"a\":\"\\ud800\"}"), Fate::SetAside),
+            (deep(64), Fate::Sent),
+            (deep(65), Fate::SetAside),
+            (Row { event_type: "a/b".into(), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { event_type: "a\n".into(), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { event_type: long.clone(), ..row("{}") }, Fate::RefusedAtInsert),
+            (named("e-1"), Fate::Sent),
+            (named(""), Fate::RefusedAtInsert),
+            (named("é"), Fate::RefusedAtInsert),
+            (named("msg_1"), Fate::RefusedAtInsert),
+            (keyed(&"é".repeat(256)), Fate::Sent),
+            (keyed("a\nb"), Fate::Sent),
+            (keyed(""), Fate::RefusedAtInsert),
+            (keyed(&long), Fate::RefusedAtInsert),
+            (Row { channels: word("a:b+c"), tags: word(r"a/b\#"), ..row("{}") }, Fate::Sent),
+            (Row { channels: word("a b"), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { channels: word("é"), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { channels: word(&long), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { tags: word("a:b"), ..row("{}") }, Fate::RefusedAtInsert),
+            (typed("text/plain"), Fate::Sent),
+            (typed("application/vnd.a+xml \t;\tcharset=\"utf-8\""), Fate::Sent),
+            (typed("text/plain;"), Fate::Sent),
+            (typed("!#$%&'*+-.^_`|~/a"), Fate::Sent),
+            (typed(""), Fate::RefusedAtInsert),
+            (typed("text"), Fate::RefusedAtInsert),
+            (typed(" text/plain"), Fate::RefusedAtInsert),
+            (typed("text/plain/x"), Fate::RefusedAtInsert),
+            (typed("text/pl(ain)"), Fate::RefusedAtInsert),
+            (typed("text/pläin"), Fate::RefusedAtInsert),
+            (typed("text/plain; a=é"), Fate::RefusedAtInsert),
+            (typed("text/plain\r\nx: y"), Fate::RefusedAtInsert),
+            (typed("text/plain;\u{7f}"), Fate::RefusedAtInsert),
+            (typed(&format!("a/{long}")), Fate::RefusedAtInsert),
+        ] {
+            let payload = String::from_utf8(row.payload.to_vec()).expect("text");
+            let some = |words: &[String]| (!words.is_empty()).then(|| words.to_vec());
+            let inserted = client
+                .execute(
+                    "INSERT INTO postrider.outbox
+                         (app, event_type, payload, content_type, event_id, ordering_key, channels, tags)
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+                    &[
+                        &row.app,
+                        &row.event_type,
+                        &payload,
+                        &row.content_type,
+                        &row.event_id,
+                        &row.ordering_key,
+                        &some(&row.channels),
+                        &some(&row.tags),
+                    ],
+                )
+                .await
+                .is_ok();
+            let fate = match (inserted, made(&row).is_ok()) {
+                (true, true) => Fate::Sent,
+                (false, false) => Fate::RefusedAtInsert,
+                (true, false) => Fate::SetAside,
+                (false, true) => Fate::RefusedForNothing,
+            };
+            assert_eq!(fate, expected, "{row:?}");
         }
     }
 
