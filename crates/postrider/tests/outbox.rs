@@ -569,6 +569,9 @@ async fn a_printed_script_makes_what_install_makes() {
     for wrong in [&["status"][..], &["status", "--database-url", "mysql://x"], &["retry", "--database-url", &url]] {
         assert_eq!(outbox(wrong).status.code(), Some(2), "{wrong:?}");
     }
+    let unclear = outbox(&["status", "--database-url", "postgres://u:half#of-it@db/shop"]);
+    let said = String::from_utf8_lossy(&unclear.stderr);
+    assert!(said.contains("%23") && !said.contains("half"), "{said}");
 }
 
 #[tokio::test]

@@ -9,13 +9,13 @@ use super::{
     print::{self, Form},
 };
 use crate::{
-    config::{BODY_RANGE, parse_size, show_duration},
+    config::{BODY_RANGE, parse_size, read_database_url, show_duration},
+    deployment::read_ca,
     http::time::Time,
 };
 use anyhow::Context;
-use postrider_store::{
-    outbox::{Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Sent, Standing, Which, script},
-    postgres::DatabaseUrl,
+use postrider_store::outbox::{
+    Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Sent, Standing, Which, script,
 };
 use serde_json::json;
 use std::{path::PathBuf, time::Duration};
@@ -245,11 +245,8 @@ impl PlaceFlags {
         let Some(url) = &self.database_url else {
             return Err(Usage("say which database with --database-url or POSTRIDER_OUTBOX_URL".to_owned()).into());
         };
-        let url: DatabaseUrl = url.parse().map_err(|error| Usage(format!("--database-url: {error}")))?;
-        let ca_pem = match &self.ca_file {
-            Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
-            None => None,
-        };
+        let url = read_database_url(url).map_err(|reason| Usage(format!("--database-url: {reason}")))?;
+        let ca_pem = read_ca(self.ca_file.as_deref())?;
         Ok(Outbox::connect(&url, ca_pem.as_deref(), self.schema.clone(), "outbox command").await?)
     }
 }
