@@ -14,7 +14,7 @@ use std::{path::Path, sync::mpsc, time::Duration};
 pub fn examine(folder: &Path, now: Timestamp, check_max: Duration) -> Vec<Finding> {
     let file = folder.join(SqliteStore::FILE);
     if !file.exists() {
-        return vec![doctor::tables(0, schema::VERSION)];
+        return vec![doctor::no_database()];
     }
     match look(&file, now, check_max) {
         Ok(found) => found,
