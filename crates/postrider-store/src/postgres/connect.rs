@@ -55,7 +55,9 @@ impl FromStr for DatabaseUrl {
         if config.get_hosts().is_empty() {
             return Err(BadUrl("it names no host".to_owned()));
         }
-        Ok(Self { config, tls_said: text.contains("sslmode=") })
+        // Behind the name and the password, in which it may stand by chance.
+        let wishes = text.rsplit_once('@').map_or(text, |(_, rest)| rest);
+        Ok(Self { config, tls_said: wishes.contains("sslmode=") })
     }
 }
 
@@ -84,10 +86,12 @@ impl DatabaseUrl {
     }
 
     fn is_local(&self) -> bool {
-        self.config.get_hosts().iter().all(|host| match host {
+        let names_this = self.config.get_hosts().iter().all(|host| match host {
             Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
             Host::Unix(_) => true,
-        })
+        });
+        // It is the address that is gone to, whatever the name is.
+        names_this && self.config.get_hostaddrs().iter().all(std::net::IpAddr::is_loopback)
     }
 
     /// What is said in the URL counts. Otherwise a connection that leaves the machine is secured, or not made at all.
@@ -132,7 +136,7 @@ impl Default for PostgresOptions {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the database {url} cannot be reached: {cause}")]
+    #[error("no connection to the database {url}: {cause}")]
     Unreachable { url: String, cause: String },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
@@ -347,4 +351,24 @@ fn tls_config(options: &PostgresOptions) -> Result<ClientConfig, OpenError> {
         .map_err(|error| OpenError::Certificates(error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_leaves_the_machine_is_encrypted_whatever_it_is_called() {
+        for (address, mode) in [
+            ("u:p@localhost/hooks", SslMode::Disable),
+            ("u:p@localhost/hooks?hostaddr=127.0.0.1", SslMode::Disable),
+            ("u:p@localhost/hooks?hostaddr=192.0.2.7", SslMode::Require),
+            ("u:p@db.example.com/hooks?hostaddr=127.0.0.1", SslMode::Require),
+            ("u:sslmode=disable@db.example.com/hooks", SslMode::Require),
+            ("u:p@db.example.com/hooks?sslmode=disable", SslMode::Disable),
+        ] {
+            let url: DatabaseUrl = format!("postgres://{address}").parse().expect(address);
+            assert_eq!(url.tls(), mode, "{address}");
+        }
+    }
 }
