@@ -61,7 +61,7 @@ impl FromStr for SchemaName {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxError {
-    #[error("the producer's database cannot be reached: {0}")]
+    #[error("no connection to the producer's database: {0}")]
     Unreachable(String),
     #[error("there is no outbox in the schema `{0}`; make one with `postrider outbox install`")]
     NotInstalled(SchemaName),

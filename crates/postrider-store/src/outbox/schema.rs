@@ -38,11 +38,10 @@ pub struct Installation {
 pub fn script(schema: &SchemaName, installation: &Installation) -> String {
     let Installation { payload_max, notify, senders, relays } = installation;
     let mut choices = String::new();
-    for choice in [payload_max.map(|bytes| format!("payload_max = {bytes}")), notify.map(|on| format!("notify = {on}"))]
-    {
-        if let Some(choice) = choice {
-            add(&mut choices, &format!("UPDATE {schema}.about SET {choice};"));
-        }
+    let payload_max = payload_max.map(|bytes| format!("payload_max = {bytes}"));
+    let notify = notify.map(|on| format!("notify = {on}"));
+    for choice in [payload_max, notify].into_iter().flatten() {
+        add(&mut choices, &format!("UPDATE {schema}.about SET {choice};"));
     }
     let mut grants = String::new();
     for role in senders {
