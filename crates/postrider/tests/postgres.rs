@@ -148,9 +148,43 @@ async fn a_database_that_does_not_answer_is_named_and_its_password_is_not() {
     let url = format!("postgres://u:{PASSWORD}@127.0.0.1:1/hooks");
     let (code, stdout, stderr) = serve(&url, &data);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("the database hooks on 127.0.0.1:1 cannot be reached"), "{stderr}");
+    assert!(stderr.contains("no connection to the database hooks on 127.0.0.1:1: "), "{stderr}");
     assert!(!stdout.contains(PASSWORD) && !stderr.contains(PASSWORD), "{stdout} {stderr}");
     assert!(!data.exists(), "no keys for nothing");
+}
+
+#[tokio::test]
+async fn a_role_without_rights_leaves_no_keys_behind() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    let data = folder.path().join("data");
+    connect(&url).await.batch_execute("CREATE ROLE powerless LOGIN").await.expect("a role");
+    let (code, _, stderr) = serve(&url.replace("postgres@", "powerless@"), &data);
+    assert!(code == Some(1) && stderr.contains("permission denied"), "{stderr}");
+    assert!(!data.exists(), "no keys for nothing");
+}
+
+#[tokio::test]
+async fn what_the_database_answers_is_said_once() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    let (code, _, stderr) = serve(&url.replace("postgres@", "nobody_at_all@"), folder.path());
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains(": FATAL: role \"nobody_at_all\" does not exist"), "{stderr}");
+    assert!(!stderr.contains("db error") && !stderr.contains("Error occurred"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_file_without_a_certificate_is_not_taken_for_an_authority() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    fs::write(folder.path().join("ca.pem"), "no certificate\n").expect("written");
+    let outbox = format!("[{{\"url\": \"{url}\", \"ca_file\": \"ca.pem\"}}]");
+    for variables in [
+        &[("POSTRIDER_DATABASE_URL", &url[..]), ("POSTRIDER_DATABASE_CA_FILE", "ca.pem")][..],
+        &[("POSTRIDER_OUTBOXES", &outbox)],
+    ] {
+        let mut command = postrider(folder.path(), &["serve", "--listen", "127.0.0.1:0"]);
+        let (code, _, stderr) = ended(command.envs(variables.iter().copied()).output().expect("the binary runs"));
+        assert!(code == Some(1) && stderr.contains("ca.pem has no certificate in it"), "{stderr}");
+    }
 }
 
 #[tokio::test]
@@ -248,6 +282,11 @@ async fn the_doctor_finds_a_running_node_well_and_what_is_wrong_without_it() {
     assert!(!stdout.contains(PASSWORD), "{stdout}");
     assert!(server.stop().success());
 
+    let outbox = Cluster::shared().fresh_database().await;
+    let mut command = postrider(&data, &["doctor"]);
+    let (code, stdout, _) = ended(command.env("POSTRIDER_OUTBOXES", &outbox).output().expect("the binary runs"));
+    assert!(code == Some(1) && stdout.contains("there is no outbox in the schema"), "{stdout}");
+
     let (code, stdout, _) = see(&["--json"]);
     assert_eq!(code, Some(0), "a warning is no problem: {stdout}");
     let nodes = stdout.lines().find(|line| line.contains(r#""check":"nodes""#)).expect("a finding");
@@ -272,7 +311,9 @@ fn the_doctor_looks_at_a_folder_while_the_server_runs_on_it() {
         assert!(stdout.contains(line), "{line}: {stdout}");
     }
     assert!(server.stop().success());
-    let (code, stdout, _) = run(&data, &["doctor", "--data", "nowhere"]);
-    assert!(code == Some(0) && stdout.contains("warning  tables"), "{stdout}");
+    let mut command = postrider(&data, &["doctor", "--data", "nowhere"]);
+    let (code, stdout, stderr) = ended(command.env("POSTRIDER_TOKEN", "t").output().expect("the binary runs"));
+    assert!(code == Some(0) && stdout.contains("the first start makes it"), "{stdout} {stderr}");
+    assert!(!stdout.contains("migrate"), "which would be refused: {stdout}");
     assert!(!data.join("nowhere").exists(), "it changes nothing");
 }

@@ -116,10 +116,12 @@ fn refuse_standby(attributes: &str) -> Result<(), BadUrl> {
 }
 
 fn is_local(config: &Config) -> bool {
-    config.get_hosts().iter().all(|host| match host {
+    let names_this = config.get_hosts().iter().all(|host| match host {
         Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback()),
         Host::Unix(_) => true,
-    })
+    });
+    // It is the address that is gone to, whatever the name is.
+    names_this && config.get_hostaddrs().iter().all(IpAddr::is_loopback)
 }
 
 /// One configuration for each host, so that all of them can be asked at once.
@@ -170,6 +172,9 @@ mod tests {
             ("u:p@127.0.0.1,db.example.com/hooks", Tls::Checked),
             ("u:sslmode=disable@db.example.com/hooks", Tls::Checked),
             ("u:p@localhost/hooks", Tls::Off),
+            ("u:p@localhost/hooks?hostaddr=127.0.0.1", Tls::Off),
+            ("u:p@localhost/hooks?hostaddr=192.0.2.7", Tls::Checked),
+            ("u:p@db.example.com/hooks?hostaddr=127.0.0.1", Tls::Checked),
             ("u:p@127.0.0.1:5433/hooks", Tls::Off),
             ("u:p@[::1]/hooks", Tls::Off),
             ("u:p@%2Frun%2Fpostgresql/hooks", Tls::Off),

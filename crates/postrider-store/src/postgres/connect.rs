@@ -50,7 +50,7 @@ impl Default for PostgresOptions {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the database {url} cannot be reached: {cause}")]
+    #[error("no connection to the database {url}: {cause}")]
     Unreachable { url: String, cause: String },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },

@@ -149,10 +149,24 @@ impl From<Error> for StoreError {
     }
 }
 
-/// An error with its causes: the outermost one of the driver says nothing.
+/// An error with its causes, each said once: some repeat what caused them, and the outermost ones of the driver and of
+/// the pool say nothing.
 pub(crate) fn describe(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    let mut said: Vec<String> = Vec::new();
+    for cause in std::iter::successors(Some(error), |cause| cause.source()) {
+        let text = cause.to_string();
+        if let Some(last) = said.last_mut()
+            && let Some(own) = last.strip_suffix(&text)
+        {
+            *last = own.trim_end_matches([':', ' ']).to_owned();
+        }
+        said.push(text);
+    }
+    let last = said.last().cloned().unwrap_or_default();
+    said.retain(|text| {
+        !text.is_empty() && !["db error", "Error occurred while creating a new object"].contains(&&text[..])
+    });
+    if said.is_empty() { last } else { said.join(": ") }
 }
 
 /// What every query is made with. Statements are prepared once per connection.
