@@ -11,6 +11,8 @@
 mod delivery;
 mod found;
 mod notices;
+mod settings;
+mod shards;
 #[cfg(test)]
 mod tests;
 
@@ -22,26 +24,20 @@ use crate::{
     transport::Transport,
 };
 use delivery::{Cargo, Carrier, Settled};
-use found::{Found, some_at_once};
+use found::Found;
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
-    policy::{DisableRules, Health, Next, Ordering, Progress},
+    policy::{Health, Next, Progress},
 };
-use postrider_store::{
-    By, Cancelled, Committed, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
-};
-use std::{
-    collections::{HashMap, HashSet},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting};
+use settings::gone_lane;
+use shards::Entering;
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
-    task::AbortHandle,
     time::{Instant, sleep_until},
 };
 
@@ -236,16 +232,6 @@ impl Dispatch {
         self.engine.release(|_| true, now);
     }
 
-    /// What has come to rest is to be someone else's, and not to be offered again.
-    fn retire(&self) {
-        let store = Arc::clone(&self.store);
-        tokio::spawn(async move {
-            if let Err(error) = store.retire().await {
-                tracing::warn!(%error, "the other nodes could not be told that this one stops");
-            }
-        });
-    }
-
     fn wake_at(&self, may_send: bool) -> Option<Instant> {
         let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(clock::now()));
         let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
@@ -310,79 +296,6 @@ impl Dispatch {
             let written = insist_as_owner(|| store.settle(tenure, Arc::clone(&batch))).await;
             let _ = events.send(Event::Settled(reign, written.map(|()| batch)));
         });
-    }
-
-    /// The lanes of these shards are to come to rest.
-    fn leave(&mut self, shards: Shards, now: Timestamp) {
-        self.owned = self.owned.without(shards);
-        self.leaving = self.leaving.with(shards);
-        self.sought_quiet_at = None;
-        self.engine.release(|app| lies_in(shards, app), now);
-    }
-
-    /// A message has come of lanes that are not served any more: it was on its way when they were asked to leave. It is given
-    /// a row, and then they go.
-    fn send_off(&mut self, app: AppKey, now: Timestamp) {
-        let shard = [Shard::of(app)].into_iter().collect();
-        // Those that have been given up are not given up once more: they may be offered again by then, and served.
-        if self.leaving.and(shard).is_empty() {
-            self.lingering = self.lingering.with(shard);
-        }
-        self.sought_quiet_at = None;
-        self.engine.release(|app| lies_in(shard, app), now);
-    }
-
-    fn ending(&self) -> Shards {
-        self.leaving.with(self.lingering)
-    }
-
-    /// Gives up shards whose lanes have come to rest.
-    fn give_up_quiet(&mut self) {
-        let sought_lately = self.sought_quiet_at.is_some_and(|at| at.elapsed() < QUIET_RECHECK);
-        if self.ending().is_empty() || sought_lately {
-            return;
-        }
-        self.sought_quiet_at = Some(Instant::now());
-        let busy: Shards = self.engine.busy_apps().filter(|app| *app != NOBODY).map(Shard::of).collect();
-        let quiet = self.ending().without(busy);
-        if quiet.is_empty() {
-            return;
-        }
-        self.engine.forget(|app| lies_in(quiet, app));
-        self.disown(self.leaving.and(quiet));
-        self.leaving = self.leaving.without(quiet);
-        self.lingering = self.lingering.without(quiet);
-    }
-
-    fn disown(&mut self, shards: Shards) {
-        if shards.is_empty() {
-            return;
-        }
-        self.disowning += 1;
-        let (store, events, tenure, reign) = (Arc::clone(&self.store), self.events.clone(), self.tenure, self.reign);
-        tokio::spawn(async move {
-            let written = insist_as_owner(|| store.disown(tenure, shards)).await;
-            let _ = events.send(Event::Disowned(reign, written));
-        });
-    }
-
-    /// All lanes are lost. What is on the network goes on, and what becomes of it is not written down.
-    fn depose(&mut self) {
-        self.reign += 1;
-        self.engine.depose();
-        self.entering = None;
-        self.early.clear();
-        self.offered = Shards::NONE;
-        (self.owned, self.leaving, self.lingering) = (Shards::NONE, Shards::NONE, Shards::NONE);
-        self.unsettled.clear();
-        self.unopened.clear();
-    }
-
-    /// A write of this reign was refused. The store says so in its news as well, but nothing may happen before.
-    fn refused(&mut self, reign: Reign) {
-        if reign == self.reign {
-            self.depose();
-        }
     }
 
     fn take(&mut self, event: Event) {
@@ -530,221 +443,12 @@ impl Dispatch {
             }
         }
     }
-
-    fn serves(&self, app: AppKey) -> bool {
-        self.owned.has_lanes_of(app) || (app == NOBODY && !self.owned.is_empty())
-    }
-
-    /// A lane whose settings are not at hand starts parked, and is freed when they have been read.
-    fn settings_of(&mut self, endpoint: EndpointKey, app: AppKey) -> LaneSettings {
-        match self.directory.endpoint_at_hand(endpoint) {
-            Some(entry) => entry.lane,
-            None => {
-                if !self.reading.contains_key(&app) {
-                    self.read(app);
-                }
-                LaneSettings { parked: true, gone: false, unknown: true, ..gone_lane(app, None) }
-            }
-        }
-    }
-
-    /// What is known by now, for settings that were read some time ago.
-    fn newest(&self, endpoint: EndpointKey, read: LaneSettings) -> LaneSettings {
-        self.directory.endpoint_at_hand(endpoint).map_or(read, |entry| entry.lane)
-    }
-
-    /// Settings of this application changed. Of changes that come close together the last one counts: what a read
-    /// brings that began before it is thrown away.
-    fn reread(&mut self, app: AppKey) {
-        self.directory.changed(app);
-        let is_served = self.serves(app);
-        match self.reading.get_mut(&app) {
-            Some(reading) => *reading = Reading::Outdated,
-            None if is_served => self.read(app),
-            // It is enough that they are read anew when a message comes.
-            None => {}
-        }
-    }
-
-    fn read(&mut self, app: AppKey) {
-        self.reading.insert(app, Reading::Current);
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            let by = By::Key(app);
-            let entry = insist(|| directory.application(&by)).await;
-            let _ = events.send(Event::AppRead(app, entry));
-        });
-    }
-
-    fn reread_endpoint(&self, endpoint: EndpointKey) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            let event = match insist(|| directory.endpoint(endpoint)).await {
-                Some(entry) => Event::Disabled(entry.lane.app),
-                None => Event::EndpointGone(endpoint),
-            };
-            let _ = events.send(event);
-        });
-    }
-
-    /// Gives every lane of an application its settings. Lanes whose endpoint is gone are freed, so that what they
-    /// hold comes to its end.
-    fn adopt(&mut self, app: AppKey, entry: Option<Arc<AppEntry>>, now: Timestamp) {
-        self.tasks.wake();
-        if !self.serves(app) {
-            return;
-        }
-        let mut left: HashSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
-        for endpoint in entry.iter().flat_map(|entry| &entry.endpoints) {
-            left.remove(&endpoint.key);
-            self.engine.set_lane(endpoint.key, endpoint.lane, now);
-        }
-        // They still share the application's rate.
-        let gone = gone_lane(app, entry.as_ref().and_then(|entry| entry.application.rate_limit));
-        for endpoint in left {
-            self.engine.set_health(endpoint, gone, Health::default(), now);
-            self.engine.set_lane(endpoint, gone, now);
-        }
-    }
-
-    fn take_over(&mut self, tenure: Tenure, shards: Shards) {
-        if tenure != self.tenure {
-            self.depose();
-            self.tenure = tenure;
-            // What others changed before the store joined them again was not told to it.
-            self.directory.forget_all();
-            self.reading.values_mut().for_each(|reading| *reading = Reading::Outdated);
-        }
-        self.offered = self.offered.with(shards);
-        if self.stopping {
-            // It may have joined the others as a new one, of which they do not know that it stops.
-            self.retire();
-            self.turn_down(shards);
-        }
-    }
-
-    /// Reads how the lanes stand that were offered, beside all else. What is offered meanwhile is read after that, together.
-    fn enter_offered(&mut self) {
-        // A lane that lingers cannot be served before it is gone.
-        let shards = self.offered.without(self.lingering);
-        if self.entering.is_some() || shards.is_empty() {
-            return;
-        }
-        self.offered = self.offered.without(shards);
-        let (store, directory) = (Arc::clone(&self.store), Arc::clone(&self.directory));
-        let (events, reign) = (self.events.clone(), self.reign);
-        let reading = tokio::spawn(async move {
-            let found = Found::read(&store, &directory, shards).await;
-            let _ = events.send(Event::Found(reign, found));
-        });
-        self.entering = Some(Entering { shards, reading: reading.abort_handle() });
-    }
-
-    /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
-    /// what is new belongs behind it.
-    fn enter(&mut self, found: Found, now: Timestamp) {
-        let Some(shards) = self.entering.take().map(|entering| entering.shards) else { return };
-        self.owned = self.owned.with(shards);
-        self.engine.gain(now);
-        for (endpoint, settings, health) in found.healths {
-            if self.serves(settings.app) {
-                self.engine.set_health(endpoint, self.newest(endpoint, settings), health, now);
-            }
-        }
-        self.unopened.extend(found.lanes.iter().map(|lane| (lane.endpoint, lane.next_due)));
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            some_at_once(found.lanes, |lane| {
-                let (directory, events) = (Arc::clone(&directory), events.clone());
-                async move { announce_lane(&directory, &events, lane.endpoint, lane.next_due).await }
-            })
-            .await;
-        });
-        // From here on the store tells of these lanes, and hands their messages over.
-        if self.store.own(self.tenure, shards).is_err() {
-            return self.depose();
-        }
-        self.hear_early();
-    }
-
-    /// Gives back shards that are not served yet.
-    fn turn_down(&mut self, shards: Shards) {
-        let turned_down = self.arriving().and(shards);
-        self.offered = self.offered.without(shards);
-        if let Some(entering) = &mut self.entering {
-            entering.shards = entering.shards.without(shards);
-        }
-        self.disown(turned_down);
-        self.hear_early();
-    }
-
-    /// Shards that will be served, and are not yet.
-    fn arriving(&self) -> Shards {
-        self.offered.with(self.entering.as_ref().map_or(Shards::NONE, |entering| entering.shards))
-    }
-
-    /// Whether it concerns lanes that are not served yet. Some stores tell of a lane only when it is owned, and some at once.
-    fn is_early(&self, committed: &Committed) -> bool {
-        let arriving = self.arriving();
-        match committed {
-            Committed::Message { letter, .. } => arriving.has_lanes_of(letter.app),
-            Committed::Waiting { endpoint, .. }
-            | Committed::Health { endpoint }
-            | Committed::Cancelled { endpoint, .. } => {
-                let at_hand = || self.directory.endpoint_at_hand(*endpoint).map(|entry| entry.lane.app);
-                !arriving.is_empty()
-                    && self.engine.app_of(*endpoint).or_else(at_hand).is_none_or(|app| arriving.has_lanes_of(app))
-            }
-            Committed::Settings { .. }
-            | Committed::EventTypes
-            | Committed::Work
-            | Committed::Offered { .. }
-            | Committed::Wanted { .. }
-            | Committed::Deposed => false,
-        }
-    }
-
-    fn hear_early(&mut self) {
-        let early = std::mem::take(&mut self.early);
-        self.hear(early);
-    }
-
-    fn find_healed(&self, endpoint: EndpointKey) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            if let Some(entry) = insist(|| directory.endpoint(endpoint)).await {
-                let _ = events.send(Event::Healed { endpoint, settings: entry.lane });
-            }
-        });
-    }
-
-    fn find_lane(&self, endpoint: EndpointKey, due: Timestamp) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move { announce_lane(&directory, &events, endpoint, due).await });
-    }
-}
-
-fn lies_in(shards: Shards, app: AppKey) -> bool {
-    app != NOBODY && shards.has_lanes_of(app)
 }
 
 async fn nap_until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Shards of which it is being read how their lanes stand.
-struct Entering {
-    /// Without those that are wanted elsewhere by now.
-    shards: Shards,
-    reading: AbortHandle,
-}
-
-impl Drop for Entering {
-    fn drop(&mut self) {
-        self.reading.abort();
     }
 }
 
@@ -778,35 +482,6 @@ impl Drop for Promise {
         if let Some(settled) = self.settled.take() {
             let _ = self.events.send(Event::Answered(self.reign, settled));
         }
-    }
-}
-
-async fn announce_lane(
-    directory: &Directory,
-    events: &mpsc::UnboundedSender<Event>,
-    endpoint: EndpointKey,
-    due: Timestamp,
-) {
-    let settings = match insist(|| directory.endpoint(endpoint)).await {
-        Some(entry) => entry.lane,
-        None => gone_lane(NOBODY, None),
-    };
-    let _ = events.send(Event::LaneFound { endpoint, settings, due });
-}
-
-/// The lane of an endpoint that was deleted: whatever is in it is sent on its way to the dead letters.
-fn gone_lane(app: AppKey, app_rate: Option<u32>) -> LaneSettings {
-    LaneSettings {
-        app,
-        app_rate,
-        in_flight_max: 100,
-        rate: None,
-        parked: false,
-        ordering: Ordering::None,
-        breaker: None,
-        disable: DisableRules { failing_for: None, permanent_streak: None },
-        gone: true,
-        unknown: false,
     }
 }
 

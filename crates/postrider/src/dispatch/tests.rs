@@ -7,7 +7,7 @@ use crate::{
     vault::Vault,
 };
 use postrider_engine::{MessageKey, policy::Layer};
-use postrider_store::{Letter, SqliteStore};
+use postrider_store::{Letter, Shard, SqliteStore};
 use tempfile::TempDir;
 
 /// A dispatcher whose loop does not run.
