@@ -42,6 +42,8 @@ struct Standing {
     minter: Arc<Minter>,
     /// The shards whose messages are handed over.
     owned: Shards,
+    /// Those that are to be given back: they were asked for since they were offered.
+    leaving: Shards,
     /// Until then nobody else can have taken the lanes.
     lease_until: Option<Instant>,
     /// News of messages that are handed over, which are to be taken away with the next commit.
@@ -56,6 +58,7 @@ impl Shared {
             tenure: Tenure::default(),
             minter: Arc::new(Minter::of_node(0, 0)),
             owned: Shards::NONE,
+            leaving: Shards::NONE,
             lease_until: None,
             heard: BTreeSet::new(),
             cancels: 0,
@@ -108,6 +111,7 @@ impl Shared {
         standing.tenure = tenure;
         standing.minter = Arc::new(Minter::of_node(tenure.0, used));
         standing.owned = Shards::NONE;
+        standing.leaving = Shards::NONE;
         standing.lease_until = Some(lease_until);
     }
 
@@ -127,7 +131,7 @@ impl Shared {
         if standing.tenure != tenure {
             return Err(StoreError::Deposed);
         }
-        standing.owned = standing.owned.with(shards);
+        standing.owned = standing.owned.with(shards.without(standing.leaving));
         drop(standing);
         // There may be news that was kept for this.
         self.wake_keeper.notify_one();
@@ -137,6 +141,7 @@ impl Shared {
     pub fn leave(&self, shards: Shards) {
         let mut standing = self.standing();
         standing.owned = standing.owned.without(shards);
+        standing.leaving = standing.leaving.with(shards);
     }
 
     /// Changes whenever deliveries are called off.
@@ -179,9 +184,23 @@ impl Shared {
     /// Tells the dispatcher, and keeps the books on what it will not come back for.
     pub fn tell(&self, news: Vec<Committed>) {
         for committed in &news {
-            if let Committed::Cancelled { endpoint, which } = committed {
-                self.standing().cancels += 1;
-                self.let_go(*endpoint, *which);
+            match committed {
+                Committed::Cancelled { endpoint, which } => {
+                    self.standing().cancels += 1;
+                    self.let_go(*endpoint, *which);
+                }
+                Committed::Offered { shards, .. } => {
+                    let mut standing = self.standing();
+                    standing.leaving = standing.leaving.without(*shards);
+                }
+                Committed::Message { .. }
+                | Committed::Waiting { .. }
+                | Committed::Settings { .. }
+                | Committed::EventTypes
+                | Committed::Health { .. }
+                | Committed::Work
+                | Committed::Wanted { .. }
+                | Committed::Deposed => {}
             }
         }
         if !news.is_empty() {
