@@ -367,7 +367,8 @@ impl Keeper {
             self.read_at = Some(Instant::now());
             let (cancels, owned, heard) = (shared.cancels(), shared.owned(), shared.heard());
             let (passed_on, past) = (&self.passed_on, self.past);
-            let wanted = news::Wanted { node: self.tenure.0, owned, past, passed_on, heard: &heard };
+            let messages = shared.has_room();
+            let wanted = news::Wanted { node: self.tenure.0, owned, past, messages, passed_on, heard: &heard };
             let Read { news, messages, ids, more, last } = news::read(self.ears.db()?, &wanted).await?;
             self.seen = self.seen.max(last);
             self.passed_on.clear();

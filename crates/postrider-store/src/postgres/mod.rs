@@ -22,6 +22,7 @@ mod leases;
 mod load;
 pub(crate) mod moving;
 mod news;
+mod outstanding;
 mod pieces;
 mod reach;
 mod readers;

@@ -172,6 +172,8 @@ pub struct Wanted<'k> {
     pub owned: Shards,
     /// Past this one only.
     pub past: i64,
+    /// Messages too: there is room for them.
+    pub messages: bool,
     /// They were read before and have been passed on since: they are taken away.
     pub passed_on: &'k [i64],
     /// They were read before, and are not to be read again.
@@ -180,16 +182,16 @@ pub struct Wanted<'k> {
 
 /// News for a node, oldest first.
 pub async fn read(db: &Db, wanted: &Wanted<'_>) -> Result<Read> {
-    let Wanted { node, owned, past, passed_on, heard } = wanted;
+    let Wanted { node, owned, past, messages, passed_on, heard } = wanted;
     let served: Vec<i16> = owned.iter().map(|shard| i16::from(shard.number())).collect();
     let found = rows(
         db,
         "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
          SELECT id, kind, subject, detail FROM news
-         WHERE id > $5 AND node = $1 AND (shard IS NULL OR shard = ANY($2))
+         WHERE id > $5 AND node = $1 AND (shard IS NULL OR shard = ANY($2)) AND (kind <> $7 OR $8)
              AND id NOT IN (SELECT unnest($3::bigint[] || $4::bigint[]))
          ORDER BY id LIMIT $6",
-        &[node, &served, passed_on, heard, past, &READ_MAX],
+        &[node, &served, passed_on, heard, past, &READ_MAX, &MESSAGE, messages],
     )
     .await?;
     let last = found.last().map_or(0, |row| row.get("id"));

@@ -1,21 +1,19 @@
 //! What the parts of the store know together: how this node stands among the others, and what it holds in memory.
 
+use super::outstanding::Outstanding;
 use crate::{
-    Cancelled, Committed, Letter, StoreError,
+    Committed, Letter, StoreError,
     queued::Queued,
     rows::minter::Minter,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::EndpointKey;
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map},
-    sync::{Arc, Mutex, PoisonError},
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 use tokio::sync::{Notify, mpsc};
-
-/// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
-type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
 
 /// A message that another node passed on, as it was read.
 pub struct PassedOn {
@@ -72,8 +70,12 @@ impl Shared {
         }
     }
 
-    fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outstanding(&self) -> MutexGuard<'_, Outstanding> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn tenure(&self) -> Tenure {
@@ -123,7 +125,7 @@ impl Shared {
         standing.lease_until = None;
         standing.heard.clear();
         drop(standing);
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.outstanding() = Outstanding::default();
     }
 
     pub fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
@@ -156,13 +158,14 @@ impl Shared {
         if standing.cancels != cancels || standing.tenure != tenure {
             return None;
         }
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outstanding = self.outstanding();
         let mut taken = Vec::with_capacity(messages.len());
         for PassedOn { id, letter, owed } in messages {
             // A shard that is being given up is given up with what was passed on for it.
             if standing.owned.has_lanes_of(letter.app) {
                 standing.heard.insert(id);
-                outstanding.insert(letter.message.raw(), owed.clone());
+                let bytes = letter.payload.as_ref().map_or(0, bytes::Bytes::len);
+                outstanding.take_in(letter.message.raw(), owed.clone(), bytes);
                 taken.push(Committed::Message { letter: Arc::new(letter), owed });
             }
         }
@@ -187,7 +190,7 @@ impl Shared {
             match committed {
                 Committed::Cancelled { endpoint, which } => {
                     self.standing().cancels += 1;
-                    self.let_go(*endpoint, *which);
+                    self.outstanding().let_go(*endpoint, *which);
                 }
                 Committed::Offered { shards, .. } => {
                     let mut standing = self.standing();
@@ -209,41 +212,28 @@ impl Shared {
         }
     }
 
-    fn let_go(&self, endpoint: EndpointKey, which: Cancelled) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        match which {
-            Cancelled::One(message) => land(&mut outstanding, message.raw(), endpoint),
-            Cancelled::Before(end) => {
-                let messages: Vec<i64> = outstanding.range(..end.raw()).map(|(message, _)| *message).collect();
-                for message in messages {
-                    land(&mut outstanding, message, endpoint);
-                }
-            }
-        }
+    /// Whether more of what other nodes pass on can be taken in.
+    pub fn has_room(&self) -> bool {
+        self.outstanding().has_room()
     }
 
     pub fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.extend(handed);
+        let mut outstanding = self.outstanding();
+        let had_room = outstanding.has_room();
+        for (message, owed) in handed {
+            outstanding.accept(message, owed);
+        }
         for (message, endpoint) in landed {
-            land(&mut outstanding, message, endpoint);
+            outstanding.land(message, endpoint);
+        }
+        if !had_room && outstanding.has_room() {
+            self.wake_keeper.notify_one();
         }
     }
 
     /// Every message of this node up to this key has a row for each of its deliveries, also once those from `first` on
     /// have been accepted.
     pub fn settled_through(&self, first: Option<i64>) -> i64 {
-        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = outstanding.first_key_value().map(|(oldest, _)| *oldest);
-        oldest.into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
-    }
-}
-
-fn land(outstanding: &mut Outstanding, message: i64, endpoint: EndpointKey) {
-    if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
-        entry.get_mut().retain(|owed| *owed != endpoint);
-        if entry.get().is_empty() {
-            entry.remove();
-        }
+        self.outstanding().oldest().into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
     }
 }
