@@ -835,3 +835,30 @@ fn a_request_of_a_lost_lane_keeps_its_slot_of_ours_and_none_of_the_lane_that_cam
     assert_eq!(dispatcher.in_flight(), 1);
     assert!(dispatcher.next(now).is_none(), "the lane's only slot is taken");
 }
+
+#[test]
+fn nothing_of_the_dispatchers_own_waits_for_a_clock_that_was_set_back() {
+    let (late, early) = (Timestamp::from_millis(900_000_000), Timestamp::from_millis(1_000));
+    let second = Duration::from_secs(1);
+    for settings in [
+        LaneSettings { rate: Some(1), ..lane_settings(1) },
+        LaneSettings { app_rate: Some(1), in_flight_max: 10, ..lane_settings(1) },
+    ] {
+        let mut dispatcher = Dispatcher::new(SMALL);
+        for message in 1..=2 {
+            dispatcher.hand_over(new_parcel(message, late), settings, late);
+        }
+        assert!(matches!(dispatcher.next(late), Some(Command::Send(_))));
+        assert!(dispatcher.next(late).is_none(), "its rate is used up");
+        dispatcher.set_back(early);
+        assert!(dispatcher.next(early).is_none(), "and stays so");
+        assert!(dispatcher.sleep_until().is_some_and(|at| at <= early.plus(second)));
+        assert!(matches!(dispatcher.next(early.plus(second)), Some(Command::Send(_))), "{settings:?}");
+    }
+    let (mut dispatcher, lane) = (Dispatcher::<()>::new(SMALL), EndpointKey::new(1));
+    dispatcher.expect(lane, lane_settings(1), late, late);
+    assert!(matches!(dispatcher.next(late), Some(Command::Load { .. })));
+    dispatcher.load_failed(lane, late, second);
+    dispatcher.set_back(early);
+    assert!(matches!(dispatcher.next(early), Some(Command::Load { .. })), "the store is asked what is due");
+}

@@ -48,6 +48,11 @@ pub(crate) fn lateness(late_millis: Option<i64>) -> Finding {
     }
 }
 
+/// Where there is not even a file yet, which only a start makes.
+pub(crate) fn no_database() -> Finding {
+    Finding::warning(TABLES, "there is no database yet; the first start makes it")
+}
+
 /// The version of the tables, against the one that this binary wants.
 pub(crate) fn tables(found: i64, known: i64) -> Finding {
     if found == 0 {

@@ -17,7 +17,7 @@ pub mod shards;
 pub mod sqlite;
 mod store;
 
-pub use moving::{MoveError, Progress, move_to_postgres};
+pub use moving::{MoveError, Moved, Progress, Step, move_to_postgres};
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;
 pub use shards::{Shard, Shards, Tenure};

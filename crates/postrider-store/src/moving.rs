@@ -35,8 +35,8 @@ pub enum MoveError {
     #[error("the database on PostgreSQL could not be written, and nothing was moved: {0}")]
     Write(String),
     #[error(
-        "the database on PostgreSQL did not confirm the move ({0}); try again: if it then holds something already, \
-         everything was moved"
+        "the database on PostgreSQL did not confirm the move ({0}); run the same command again, which finds out what came \
+         of it. Until then no server starts on the folder"
     )]
     Unconfirmed(String),
     #[error("{place} holds {table} already; a deployment is moved into a database of its own")]
@@ -45,24 +45,60 @@ pub enum MoveError {
     InUse { place: String },
     #[error("{read} rows were read from `{table}` and {written} written; nothing was moved")]
     Differs { table: &'static str, read: u64, written: u64 },
-    #[error("the database was moved, but that could not be noted in {}; start no server on it", folder.display())]
+    #[error("it could not be noted in {} that the database is being moved; nothing was moved", folder.display())]
+    NotBegun { folder: PathBuf, source: rusqlite::Error },
+    #[error(
+        "the database was moved, but that could not be noted in {}; run the same command again. Until then no server starts \
+         on the folder",
+        folder.display()
+    )]
     NotMarked { folder: PathBuf, source: rusqlite::Error },
 }
 
-/// Moves everything, and tells how many rows each table has then. No server may run on either side. The database in the
-/// folder stays as it is, but for a note that keeps servers from being started on it.
+/// What a caller is told meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Copying(Progress),
+    /// All is there but the commit. From here on it must be waited for: who breaks off cannot know what came of it.
+    Committing,
+}
+
+/// How a move ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// With so many rows in each table.
+    Now(Vec<(&'static str, u64)>),
+    /// An earlier one, which was interrupted, had been committed. That is written down now.
+    Before,
+}
+
+/// Moves everything. No server may run on either side. The database in the folder stays as it is, but for a note that
+/// keeps servers from being started on it.
+///
+/// The note is written before the commit and completed after it, so that there is no moment at which a server could be
+/// started on both sides. Who dies in between leaves a folder on which none starts, and the same move, made again, looks
+/// whether its ticket lies on the other side.
 pub async fn move_to_postgres(
     folder: &Path,
     url: &DatabaseUrl,
     options: &PostgresOptions,
     now: Timestamp,
-    mut told: impl FnMut(Progress),
-) -> Result<Vec<(&'static str, u64)>, MoveError> {
-    let (opened, span) = (folder.to_owned(), options.piece_span);
-    let opening = tokio::task::spawn_blocking(move || Source::open(&opened, now, span));
+    mut told: impl FnMut(Step),
+) -> Result<Moved, MoveError> {
+    let (opened, place, span) = (folder.to_owned(), url.to_string(), options.piece_span);
+    let opening = tokio::task::spawn_blocking(move || Source::open(&opened, &place, now, span));
     let (source, plan) = opening.await.expect("opening does not panic")?;
     let target = Target::open(url, options).await?;
-    target.make_room(&plan).await?;
+    match target.make_room(&plan).await? {
+        Room::Made => {}
+        Room::TakenByThis => {
+            let (_, marked) = noting(source, move |source| source.mark_as_moved(now)).await;
+            return match marked {
+                Ok(()) => Ok(Moved::Before),
+                Err(source) => Err(MoveError::NotMarked { folder: folder.to_owned(), source }),
+            };
+        }
+    }
 
     let (hand, mut batches) = mpsc::channel(BATCHES_AHEAD);
     let reading = tokio::task::spawn_blocking(move || {
@@ -74,14 +110,38 @@ pub async fn move_to_postgres(
     while let Some(Batch { table, rows }) = batches.recv().await {
         target.write(table, &rows).await?;
         done += rows.len() as u64;
-        told(Progress { table: table.name, done, total });
+        told(Step::Copying(Progress { table: table.name, done, total }));
     }
     // All that was read has been written; an error in between must not pass for the end.
     let source = reading.await.expect("reading does not panic")?;
-    let moved = target.finish(&plan).await?;
-    let marked = tokio::task::spawn_blocking(move || source.mark_as_moved(now)).await.expect("noting does not panic");
+    let moved = target.compare(&plan).await?;
+    told(Step::Committing);
+    let ticket = plan.ticket.clone();
+    let (source, marked) = noting(source, move |source| source.mark_as_moving(&ticket)).await;
+    marked.map_err(|source| MoveError::NotBegun { folder: folder.to_owned(), source })?;
+    match target.commit().await {
+        Ok(()) => {}
+        Err(error @ MoveError::Unconfirmed(_)) => return Err(error),
+        Err(error) => {
+            // If this fails as well, the next move finds out.
+            let _ = noting(source, Source::mark_as_staying).await;
+            return Err(error);
+        }
+    }
+    let (_, marked) = noting(source, move |source| source.mark_as_moved(now)).await;
     marked.map_err(|source| MoveError::NotMarked { folder: folder.to_owned(), source })?;
-    Ok(moved)
+    Ok(Moved::Now(moved))
+}
+
+async fn noting(
+    source: Source,
+    note: impl FnOnce(&Source) -> rusqlite::Result<()> + Send + 'static,
+) -> (Source, rusqlite::Result<()>) {
+    let noting = tokio::task::spawn_blocking(move || {
+        let noted = note(&source);
+        (source, noted)
+    });
+    noting.await.expect("noting does not panic")
 }
 
 /// What is to come.
@@ -92,6 +152,22 @@ pub(crate) struct Plan {
     pub spans: Vec<i64>,
     /// The greatest key that is in use.
     pub minted: i64,
+    pub ticket: Ticket,
+}
+
+/// By what a move is recognised on both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub number: i64,
+    /// Where to.
+    pub place: String,
+}
+
+/// What a move finds where it is to go.
+pub(crate) enum Room {
+    Made,
+    /// The same move was committed before.
+    TakenByThis,
 }
 
 pub(crate) struct Batch {

@@ -56,6 +56,11 @@ impl Shards {
         Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
 
+    /// Those of both.
+    pub fn and(self, other: Self) -> Self {
+        self.without(Self::ALL.without(other))
+    }
+
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -102,6 +107,10 @@ mod tests {
         assert!(!some.contains(Shard::new(63)) && some.contains(Shard::new(64)));
         assert_eq!((some.len(), Shards::ALL.len(), Shards::ALL.without(some).len()), (3, 256, 253));
         assert_eq!(Shards::ALL.without(some).with(some), Shards::ALL);
+        assert_eq!(
+            some.and([64, 65].into_iter().map(Shard::new).collect()).iter().collect::<Vec<_>>(),
+            [Shard::new(64)]
+        );
     }
 
     #[test]

@@ -28,17 +28,19 @@ pub trait Store: Send + Sync + 'static {
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
     /// Says that the lanes of these shards, which were offered in `committed`, are ready to be handed messages.
-    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
+    fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
     /// Gives up shards whose lanes are quiet: nothing of them is in memory, on the network or being written down.
     async fn disown(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError>;
     /// This process is about to stop: it is offered nothing more, and what it has is wanted elsewhere.
     async fn retire(&self) -> Result<(), StoreError>;
     /// The one that began last.
     fn tenure(&self) -> Tenure;
-    /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered.
-    fn may_send(&self) -> bool;
+    /// Whether this process can be sure, just now, that nobody else owns the lanes it was offered in this tenure.
+    fn may_send(&self, tenure: Tenure) -> bool;
     /// Whether this process does the work that is done once for all nodes.
     fn leads(&self) -> bool;
+    /// The shards whose lanes this process serves just now.
+    fn owned(&self) -> Shards;
     /// What the store's own clock says, where it has one that counts for everybody.
     async fn time(&self) -> Result<Option<Timestamp>, StoreError>;
 
@@ -226,7 +228,10 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets some of what is past its time. True while there is more to do.
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError>;
 
-    async fn counts(&self) -> Result<Counts, StoreError>;
+    /// How much lies in these shards. Takes as long as there is much.
+    async fn counts(&self, shards: Shards) -> Result<Counts, StoreError>;
+    /// False once it was closed, or if a part of it has died, so that it will never answer again.
+    fn is_open(&self) -> bool;
     /// Finishes what is queued and closes. Nothing may be asked of the store afterwards.
     async fn close(&self);
 }

@@ -19,12 +19,33 @@ answer() {
     if "$@" </dev/null >>"$log" 2>&1; then echo done; else echo failed; fi
 }
 
+# Into a file of the cluster's own; a line feed in the text is written as \n.
+put() {
+    printf '%b\n' "${2#* }" >"$data/${2%% *}.new" && chmod 600 "$data/${2%% *}.new" || return
+    case $1 in
+    write) mv "$data/${2%% *}.new" "$data/${2%% *}" ;;
+    append) cat "$data/${2%% *}.new" >>"$data/${2%% *}" && rm "$data/${2%% *}.new" ;;
+    esac
+}
+
 echo "$folder"
 while read -r order argument; do
     case $order in
     create)
         # The server itself keeps fsync on; files that it has not yet been started with need none.
         answer "$programs/initdb" -D "$data" -U postgres -A trust -E UTF8 --no-locale --no-sync
+        ;;
+    copy)
+        # Its first word is the port of the primary, the second its own name there, the rest the program.
+        rest=${argument#* }
+        answer "${rest#* }" -D "$data" -R -X stream -c fast --no-sync \
+            -d "host=127.0.0.1 port=${argument%% *} user=postgres application_name=${rest%% *}"
+        ;;
+    write | append)
+        answer put "$order" "$argument"
+        ;;
+    promote)
+        answer "$programs/pg_ctl" promote -w -t 120 -D "$data"
         ;;
     start)
         answer "$programs/pg_ctl" start -w -t 120 -D "$data" -l "$log" \

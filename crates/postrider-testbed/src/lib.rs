@@ -3,7 +3,10 @@
 //! Everything that starts or ends the server is done by a shell of its own, the keeper, which reads orders from a pipe.
 //! However the test process ends, its end of the pipe is closed then, and the keeper leaves nothing behind.
 
+mod pooler;
 mod programs;
+
+pub use pooler::{PoolMode, Pooler};
 
 use std::{
     fs,
@@ -19,7 +22,7 @@ use std::{
 };
 use tokio_postgres::NoTls;
 
-pub use tokio_postgres::Client;
+pub use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// A connection of a test's own, for what no verb of the store does.
 pub async fn connect(url: &str) -> Client {
@@ -65,9 +68,24 @@ impl Cluster {
     ///
     /// If there is no PostgreSQL on this machine, or it does not start.
     pub fn start_in(place: &Path) -> Self {
-        let (mut keeper, folder) = Keeper::spawn(&programs::folder(), place);
+        Self::make("create", place)
+    }
+
+    /// A standby that follows this cluster, under a name by which it can be waited for
+    /// (`synchronous_standby_names`). Its own `promote` makes it a primary.
+    ///
+    /// # Panics
+    ///
+    /// If this cluster is not running.
+    pub fn standby(&self, name: &str) -> Self {
+        let copy = program("pg_basebackup");
+        Self::make(&format!("copy {} {name} {}", self.port, copy.display()), &std::env::temp_dir())
+    }
+
+    fn make(order: &str, place: &Path) -> Self {
+        let (mut keeper, folder) = Keeper::spawn(include_str!("keeper.sh"), &[&programs::folder(), place]);
         let log = || fs::read_to_string(folder.join("log")).unwrap_or_default();
-        assert!(keeper.obeys("create"), "initdb failed:\n{}", log());
+        assert!(keeper.obeys(order), "{order} failed:\n{}", log());
         for _ in 0..PORTS_TRIED_MAX {
             let port = free_port();
             if keeper.obeys(&format!("start {port}")) {
@@ -92,6 +110,10 @@ impl Cluster {
 
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The address of a new, empty database.
@@ -125,6 +147,21 @@ impl Cluster {
     pub fn restart(&self, mode: Mode) {
         self.stop(mode);
         self.resume();
+    }
+
+    /// Of a standby: from now on it takes writes.
+    pub fn promote(&self) {
+        self.order("promote");
+    }
+
+    /// Replaces one of the server's own files, which it reads with the next restart.
+    pub fn write(&self, file: &str, text: &str) {
+        self.order(&format!("write {file} {}", text.replace('\n', "\\n")));
+    }
+
+    /// A line for `postgresql.conf`, which counts from the next restart on.
+    pub fn set(&self, setting: &str) {
+        self.order(&format!("append postgresql.conf {setting}"));
     }
 
     /// Where its files are, and the server's `log`.
@@ -162,7 +199,7 @@ impl Shared {
     }
 }
 
-/// The shell that does it all; see `keeper.sh`.
+/// The shell that does it all; see `keeper.sh` and `pooler.sh`.
 struct Keeper {
     process: Child,
     /// Taken when dropped.
@@ -172,16 +209,13 @@ struct Keeper {
 
 impl Keeper {
     /// A keeper and the folder it has made.
-    fn spawn(programs: &Path, parent: &Path) -> (Self, PathBuf) {
-        let mut process = programs::shell(include_str!("keeper.sh"))
-            .args([programs, parent])
-            .spawn()
-            .expect("a shell can be started");
+    fn spawn(script: &str, arguments: &[&Path]) -> (Self, PathBuf) {
+        let mut process = programs::shell(script).args(arguments).spawn().expect("a shell can be started");
         let orders = process.stdin.take();
         let answers = BufReader::new(process.stdout.take().expect("its answers are piped"));
         let mut keeper = Self { process, orders, answers };
         let folder = keeper.answer();
-        assert!(!folder.is_empty(), "no folder for PostgreSQL could be made in {}", parent.display());
+        assert!(!folder.is_empty(), "no folder could be made: {arguments:?}");
         (keeper, folder.into())
     }
 

@@ -16,6 +16,13 @@ pub fn folder() -> PathBuf {
         .unwrap_or_else(|| panic!("PostgreSQL {VERSION_MIN} or newer is not installed: {REMEDY}"))
 }
 
+/// PgBouncer. Debian puts it where only root's path leads.
+pub fn pooler() -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut found = env::split_paths(&path).chain(["/usr/sbin".into()]).map(|folder| folder.join("pgbouncer"));
+    found.find(|program| program.is_file()).unwrap_or_else(|| panic!("PgBouncer is not installed: {POOLER_REMEDY}"))
+}
+
 /// A shell that runs `script`, with pipes to and from it.
 pub fn shell(script: &str) -> Command {
     let mut command = if is_root() {
@@ -60,6 +67,7 @@ fn is_root() -> bool {
 }
 
 const VERSION_MIN: u32 = 15;
+const POOLER_REMEDY: &str = "apt-get install pgbouncer; scripts/test does that";
 const REMEDY: &str = "apt-get install postgresql-15; scripts/test does that";
 
 #[cfg(test)]

@@ -16,7 +16,9 @@ use postrider_engine::EndpointKey;
 use postrider_store::{
     PostgresOptions, PostgresStore, SqliteStore, Store,
     postgres::{self, DatabaseUrl, Visitor},
+    sqlite,
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 pub struct Deployment {
@@ -27,6 +29,9 @@ pub struct Deployment {
 
 impl Deployment {
     pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
+        for outbox in &settings.outboxes {
+            read_ca(outbox.ca_file.as_deref())?;
+        }
         match &settings.database_url {
             None => Self::open_alone(&settings.data).await,
             Some(url) => Self::open_shared(settings, url).await,
@@ -49,7 +54,8 @@ impl Deployment {
     async fn open_shared(settings: &Settings, url: &DatabaseUrl) -> anyhow::Result<Self> {
         let options = postgres_options(settings)?;
         let keyring = keys_of_shared(&settings.data, url, &options).await?;
-        if settings.data.join(SqliteStore::FILE).exists() {
+        // One that was moved is left over, as it should be.
+        if settings.data.join(SqliteStore::FILE).exists() && !sqlite::was_moved(&settings.data).unwrap_or(false) {
             let folder = settings.data.display().to_string();
             tracing::warn!(
                 folder,
@@ -57,6 +63,8 @@ impl Deployment {
             );
         }
         let vault = Arc::new(Vault::new(keyring.encryption()));
+        let visitor = Visitor::connect(url, &options).await?;
+        clock::begin_by(visitor.time()).await?;
         let store = PostgresStore::open(url, clock::now(), options).await?;
         Ok(Self { keyring, vault, store: Arc::new(store) })
     }
@@ -64,13 +72,23 @@ impl Deployment {
 
 /// How to get to the database of these settings.
 pub fn postgres_options(settings: &Settings) -> anyhow::Result<PostgresOptions> {
-    let ca_pem = match &settings.database_ca_file {
-        Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
-        None => None,
-    };
+    let ca_pem = read_ca(settings.database_ca_file.as_deref())?;
     let (name, lease) = (settings.node_name.clone(), settings.lease);
     // So that it takes several lost renewals, not one, to lose the lanes.
     Ok(PostgresOptions { name, ca_pem, lease, heartbeat: lease / 5, ..PostgresOptions::default() })
+}
+
+/// The authorities that a database's certificate may be signed by. A file without any is not what was meant.
+pub fn read_ca(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
+    let Some(path) = path else { return Ok(None) };
+    let pem = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let mut count = 0;
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        certificate.with_context(|| format!("reading the certificates in {}", path.display()))?;
+        count += 1;
+    }
+    anyhow::ensure!(count > 0, "{} has no certificate in it", path.display());
+    Ok(Some(pem))
 }
 
 /// The keys in the folder, once it is sure that they are those of the database. New ones for a new database.
@@ -84,12 +102,15 @@ pub async fn keys_of_shared(folder: &Path, url: &DatabaseUrl, options: &Postgres
             folder.display()
         );
     }
+    if noted.is_none() {
+        // Before the keys, so that who may not write there leaves none behind.
+        postgres::migrate(url, options).await?;
+    }
     let keyring = keys_in(folder)?;
     let vault = Vault::new(keyring.encryption());
     let sealed = match noted {
         Some(sealed) => sealed,
         None => {
-            postgres::migrate(url, options).await?;
             // Two nodes with keys of their own may both have found it empty. One of them is refused.
             visitor.claim_note(VAULT_CHECK, seal_nothing(&vault)?).await?
         }

@@ -224,6 +224,14 @@ impl Directory {
         }
     }
 
+    /// Changes may have been missed. What is being read at the moment is not kept either.
+    pub fn forget_all(&self) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        *known = Known { generation: known.generation + 1, ..Known::default() };
+        drop(known);
+        *self.event_types.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     async fn read(&self, application: Application, generation: Option<i64>) -> Result<AppEntry, StoreError> {
         let layer = crate::rules::Rules::stored(application.rules.as_deref()).layer();
         let mut endpoints: Vec<Arc<EndpointEntry>> = Vec::new();

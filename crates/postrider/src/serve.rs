@@ -17,13 +17,13 @@ use crate::{
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::TcpListener,
@@ -32,11 +32,14 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// How often samples are taken into the histograms, and the store is asked how much waits.
+/// How often samples are taken into the histograms, and the store is asked how much waits if it can tell quickly.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
 
-/// How often the store's clock is looked at.
-const CLOCK_EVERY: Duration = Duration::from_secs(10);
+/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
+const COUNTING_SHARE: u32 = 100;
+
+/// How often it is looked whether the store is still there.
+const STORE_EVERY: Duration = Duration::from_secs(1);
 
 /// A running server.
 pub struct Server {
@@ -84,9 +87,11 @@ impl Server {
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
         let mut beside = JoinSet::new();
         let mut follower = clock::Follower::default();
-        if follower.follow(&*store).await? {
-            beside.spawn(keep_time(follower, Arc::clone(&store)));
-        }
+        follower.look(&*store).await?;
+        beside.spawn({
+            let store = Arc::clone(&store);
+            async move { follower.keep(&*store).await }
+        });
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
@@ -181,6 +186,7 @@ impl Server {
             _ = &mut self.serving => {}
             _ = &mut self.dispatching => {}
             Some(_) = self.relaying.join_next() => {}
+            () = ended(&*self.store) => {}
         }
     }
 
@@ -214,31 +220,65 @@ fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
 async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
     let waiting = metrics::gauge!("postrider_deliveries_waiting");
     let dead = metrics::gauge!("postrider_dead_letters");
+    let mut next_count = Instant::now();
+    let mut counted = Shards::NONE;
     loop {
-        match store.counts().await {
-            Ok(counts) => {
-                waiting.set(counts.waiting as f64);
-                dead.set(counts.dead as f64);
+        let (begun, owned) = (Instant::now(), store.owned());
+        // What has changed hands would otherwise be counted twice or not at all until the next time.
+        if next_count <= begun || owned != counted {
+            counted = owned;
+            match store.counts(owned).await {
+                Ok(counts) => {
+                    waiting.set(counts.waiting as f64);
+                    dead.set(counts.dead as f64);
+                }
+                Err(StoreError::Closed) => return,
+                Err(error) => tracing::warn!(%error, "the store could not be counted"),
             }
-            Err(StoreError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "the store could not be counted"),
+            next_count = begun + until_next_count(begun.elapsed());
         }
         metrics.run_upkeep();
         tokio::time::sleep(METRICS_EVERY).await;
     }
 }
 
-async fn keep_time(mut follower: clock::Follower, store: Arc<dyn Store>) {
-    loop {
-        tokio::time::sleep(CLOCK_EVERY).await;
-        match follower.follow(&*store).await {
-            Ok(_) => {}
-            Err(StoreError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "the store could not say what time it is"),
-        }
+fn until_next_count(took: Duration) -> Duration {
+    took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
+}
+
+/// A part of the store that has died answers nobody: those who need the answer would wait for it for ever.
+async fn ended(store: &dyn Store) {
+    while store.is_open() {
+        tokio::time::sleep(STORE_EVERY).await;
     }
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    #[tokio::test]
+    async fn a_server_whose_store_has_ended_does_not_go_on_without_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let settings = Settings { listen, data: folder.path().to_owned(), ..Settings::defaults() };
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let mut server = Server::start(settings, metrics).await.expect("it starts");
+        assert!(server.store.is_open());
+        server.store.close().await;
+        server.broken().await;
+    }
+
+    #[test]
+    fn who_takes_long_to_count_is_asked_less_often() {
+        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 1_500_000)] {
+            assert_eq!(until_next_count(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
+        }
+        assert_eq!(until_next_count(Duration::MAX), Duration::MAX);
+    }
 }

@@ -4,9 +4,13 @@
 //! Each does a small step at a time and lets live traffic in between; each goes on after a restart.
 
 use crate::{clock, directory::Directory};
-use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
+use postrider_engine::{EndpointKey, policy::Breaker};
 use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::Notify;
 
 /// How often it is looked whether something is past its time.
@@ -38,7 +42,7 @@ impl Tasks {
 
     /// Runs until the store is closed. Of several nodes one does the work, and the others wait.
     pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
-        let mut expired_at = Timestamp::default();
+        let mut expired_at = None;
         loop {
             if !store.leads() {
                 let _ = tokio::time::timeout(LEAD_EVERY, self.work.notified()).await;
@@ -58,13 +62,13 @@ async fn work_off(
     store: &dyn Store,
     directory: &Directory,
     retention: Retention,
-    expired_at: &mut Timestamp,
+    expired_at: &mut Option<Instant>,
 ) -> Result<(), StoreError> {
     // In turns, a step each, so that nothing short waits for something long.
     let mut pause = PAUSE_MIN;
     while store.leads() {
-        if clock::now().since(*expired_at) >= EXPIRE_EVERY {
-            *expired_at = clock::now();
+        if expired_at.is_none_or(|at| at.elapsed() >= EXPIRE_EVERY) {
+            *expired_at = Some(Instant::now());
             expire_parked(store, directory).await?;
         }
         let unfinished = store.unfinished_tasks().await?;

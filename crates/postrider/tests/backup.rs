@@ -130,6 +130,19 @@ async fn a_dump_under_load_is_restored_and_delivers_what_waited() {
 }
 
 #[test]
+fn a_backup_with_keys_that_are_not_there_leaves_nothing_behind() {
+    let mut server = Server::start();
+    let (data, place) = (server.data(), tempfile::tempdir().expect("a folder"));
+    assert!(server.stop().success());
+    fs::remove_file(data.join(Keyring::FILE)).expect("removed");
+    let to = place.path().join("copy.db");
+    let mut command = postrider(&["backup", "--data", text(&data), "--to", text(&to), "--with-keys"]);
+    let output = command.current_dir("/").output().expect("the program runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(fs::read_dir(place.path()).expect("a folder").count(), 0);
+}
+
+#[test]
 fn a_backup_overwrites_nothing_and_leaves_postgresql_to_its_own_tools() {
     let mut server = Server::start();
     let (data, place) = (server.data(), tempfile::tempdir().expect("a folder"));

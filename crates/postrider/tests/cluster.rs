@@ -31,7 +31,7 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     let only: String = variable("CLUSTER_HARM").unwrap_or_default();
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut drill = Drill::start(NODES, seed);
+    let mut drill = Drill::start(Cluster::start(NODES, &[]), seed);
     drill.wait_for_flow();
     for round in 1..=rounds {
         let mut harms: Vec<Harm> = HARMS.into_iter().filter(|harm| format!("{harm:?}").contains(&only)).collect();

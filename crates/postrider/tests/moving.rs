@@ -71,7 +71,7 @@ async fn a_deployment_goes_on_elsewhere_with_the_same_ids_and_what_waited() {
         assert!(stdout.contains(line), "{line}: {stdout}");
     }
     let (code, _, stderr) = move_it(&data, &url);
-    assert!(code == Some(1) && stderr.contains("holds application already"), "{stderr}");
+    assert!(code == Some(1) && stderr.contains("was moved to PostgreSQL"), "{stderr}");
 
     let mut server = Server::not_started(&["--database-url", &url]);
     fs::create_dir(server.data()).expect("made");

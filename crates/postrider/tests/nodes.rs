@@ -9,7 +9,7 @@ use postrider::{
 };
 use postrider_engine::policy::Layer;
 use postrider_store::{PostgresOptions, PostgresStore, postgres::DatabaseUrl};
-use postrider_testbed::Cluster;
+use postrider_testbed::{Client, Cluster};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use support::{eventually, house::House, receiver::Receiver};
@@ -18,14 +18,37 @@ use tokio::{sync::watch, task::JoinHandle};
 
 /// Where the nodes of one deployment meet.
 struct Place {
+    address: String,
     url: DatabaseUrl,
     folder: Arc<TempDir>,
 }
 
 impl Place {
     async fn new() -> Self {
-        let url = Cluster::shared().fresh_database().await.parse().expect("the testbed gives proper addresses");
-        Self { url, folder: Arc::new(tempfile::tempdir().expect("a folder")) }
+        let address = Cluster::shared().fresh_database().await;
+        let url = address.parse().expect("the testbed gives proper addresses");
+        Self { address, url, folder: Arc::new(tempfile::tempdir().expect("a folder")) }
+    }
+
+    async fn session(&self) -> Client {
+        postrider_testbed::connect(&self.address).await
+    }
+
+    /// Nobody learns how endpoints fare until the session that comes back ends its transaction.
+    async fn hide_healths(&self) -> Client {
+        let session = self.session().await;
+        session.batch_execute("BEGIN; LOCK TABLE health IN ACCESS EXCLUSIVE MODE").await.expect("the table is there");
+        session
+    }
+
+    /// So many nodes wait to learn how endpoints fare.
+    async fn are_entering(&self, nodes: i64) {
+        let session = self.session().await;
+        eventually("nodes that read how lanes stand", async || {
+            (count(&session, "pg_locks WHERE NOT granted AND relation = 'health'::regclass").await == nodes)
+                .then_some(())
+        })
+        .await;
     }
 
     /// The API of a node, without a dispatcher behind it.
@@ -76,6 +99,19 @@ impl Node {
     }
 }
 
+async fn count(session: &Client, what: &str) -> i64 {
+    session.query_one(&format!("SELECT count(*) FROM {what}"), &[]).await.expect("a count").get(0)
+}
+
+/// The lanes of so many applications, each with an endpoint of its own at the receiver.
+async fn subscribe(house: &House, receiver: &Receiver, apps: usize) {
+    for app in 0..apps {
+        house.call("PUT", &format!("app/a{app}"), json!({"name": "A"})).await.expect(201);
+        let body = json!({"url": receiver.url(&format!("/a{app}")), "ordering": "fifo"});
+        house.call("PUT", &format!("app/a{app}/endpoint/hook"), body).await.expect(201);
+    }
+}
+
 async fn send(house: &House, app: &str) -> String {
     let sent = house.post(&format!("app/{app}/msg"), json!({"eventType": "a.b", "payload": {}})).await.expect(202);
     sent["id"].as_str().expect("an id").to_owned()
@@ -110,11 +146,7 @@ async fn lanes_that_move_to_another_node_deliver_everything_once_and_in_order() 
     const APPS: usize = 24;
     let (place, receiver) = (Place::new().await, Receiver::start());
     let one = place.node().await;
-    for app in 0..APPS {
-        one.house.call("PUT", &format!("app/a{app}"), json!({"name": "A"})).await.expect(201);
-        let body = json!({"url": receiver.url(&format!("/a{app}")), "ordering": "fifo"});
-        one.house.call("PUT", &format!("app/a{app}/endpoint/hook"), body).await.expect(201);
-    }
+    subscribe(&one.house, &receiver, APPS).await;
     let mut sent = 0;
     let mut send_to_all = async |houses: &[&House]| {
         for app in 0..APPS {
@@ -153,7 +185,7 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     let body = json!({"url": receiver.url("/hook"), "ordering": "fifo"});
     sleepy.house.call("PUT", "app/acme/endpoint/hook", body).await.expect(201);
     let first = sleepy.house.api.store.tenure();
-    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send()).then_some(())).await;
+    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send(first)).then_some(())).await;
     for _ in 0..20 {
         send(&sleepy.house, "acme").await;
     }
@@ -181,4 +213,107 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     assert!(numbers.is_sorted(), "{numbers:?}");
     numbers.dedup();
     assert_eq!(numbers.last().copied(), Some(numbers.len() + numbers[0] - 1), "none is missing: {numbers:?}");
+}
+
+#[tokio::test]
+async fn what_changed_while_a_node_was_not_one_of_them_holds_when_it_comes_back() {
+    let place = Place::new().await;
+    let (before, after) = (Receiver::start(), Receiver::start());
+    let node = place.node().await;
+    node.house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
+    node.house.call("PUT", "app/acme/endpoint/hook", json!({"url": before.url("/hook")})).await.expect(201);
+    send(&node.house, "acme").await;
+    before.wait_for("/hook", 1).await;
+    let tenure = node.house.api.store.tenure();
+    // As another node would, that found its lease over: nobody tells it of what is changed then.
+    let change = format!(
+        "BEGIN; UPDATE shard SET node = NULL; DELETE FROM lease; DELETE FROM node;
+         UPDATE endpoint SET url = '{}'; COMMIT",
+        after.url("/hook")
+    );
+    postrider_testbed::connect(&place.address).await.batch_execute(&change).await.expect("changed");
+    eventually("its return", async || (node.house.api.store.tenure() != tenure).then_some(())).await;
+    eventually("that it serves again", async || {
+        let store = &node.house.api.store;
+        store.may_send(store.tenure()).then_some(())
+    })
+    .await;
+    send(&node.house, "acme").await;
+    after.wait_for("/hook", 1).await;
+    assert_eq!(before.count(), 1);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_serves_its_lanes_while_it_reads_how_others_stand_that_it_takes_over() {
+    const APPS: usize = 24;
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let (one, two) = (place.node().await, place.node().await);
+    subscribe(&one.house, &receiver, APPS).await;
+    let session = place.session().await;
+    let shared = "(SELECT node FROM shard GROUP BY node HAVING node IS NOT NULL AND count(*) = 128) AS even";
+    eventually("an even share", async || (count(&session, shared).await == 2).then_some(())).await;
+    let tenure = two.house.api.store.tenure().0;
+    let apps = session.query("SELECT (key % 65521) % 256, uid FROM application", &[]).await.expect("applications");
+    let shards = session.query("SELECT number FROM shard WHERE node = $1", &[&tenure]).await.expect("shards");
+    let shards: Vec<i64> = shards.iter().map(|row| i64::from(row.get::<_, i16>(0))).collect();
+    let apps = apps.iter().map(|row| (row.get::<_, i64>(0), row.get::<_, String>(1)));
+    let (served, taken_over): (Vec<_>, Vec<_>) = apps.partition(|(shard, _)| shards.contains(shard));
+    assert!(!served.is_empty() && !taken_over.is_empty(), "24 applications lie in both halves");
+    for (_, app) in served.iter().chain(&taken_over) {
+        send(&one.house, app).await;
+    }
+    eventually("both at work", async || (receiver.count() == APPS).then_some(())).await;
+
+    let hidden = place.hide_healths().await;
+    one.stop().await;
+    place.are_entering(1).await;
+    for (_, app) in taken_over.iter().chain(&served) {
+        send(&two.house, app).await;
+    }
+    let all_got = |apps: &[(i64, String)], count: usize| {
+        apps.iter().all(|(_, app)| receiver.arrivals_at(&format!("/{app}")).len() == count)
+    };
+    eventually("what was served all along", async || all_got(&served, 2).then_some(())).await;
+    assert!(all_got(&taken_over, 1), "nothing was sent blindly");
+    hidden.batch_execute("COMMIT").await.expect("it is let go");
+    eventually("what was taken over", async || all_got(&taken_over, 2).then_some(())).await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn lanes_that_are_wanted_elsewhere_are_given_back_before_they_are_known() {
+    const APPS: usize = 24;
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let house = place.house().await;
+    subscribe(&house, &receiver, APPS).await;
+    house.api.store.close().await;
+    let hidden = place.hide_healths().await;
+    let one = place.node().await;
+    place.are_entering(1).await;
+    let two = place.node().await;
+    place.are_entering(2).await;
+    for app in 0..APPS {
+        send(if app % 2 == 0 { &one.house } else { &two.house }, &format!("a{app}")).await;
+    }
+    assert_eq!(receiver.count(), 0, "nothing was sent blindly");
+    hidden.batch_execute("COMMIT").await.expect("it is let go");
+    eventually("what was sent", async || (receiver.count() == APPS).then_some(())).await;
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_stops_while_it_reads_gives_back_what_it_was_offered() {
+    let place = Place::new().await;
+    place.house().await.api.store.close().await;
+    let (hidden, session) = (place.hide_healths().await, place.session().await);
+    let node = place.node().await;
+    place.are_entering(1).await;
+    let Node { house, stop, dispatching } = node;
+    stop.send_replace(true);
+    dispatching.await.expect("the dispatcher ends by itself");
+    assert_eq!(count(&session, "shard WHERE node IS NOT NULL").await, 0);
+    house.api.store.close().await;
+    drop(hidden);
 }

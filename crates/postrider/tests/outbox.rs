@@ -4,7 +4,7 @@ mod support;
 
 use http::Method;
 use postrider::keyring::Keyring;
-use postrider_testbed::{Client as Session, Cluster, Mode, connect};
+use postrider_testbed::{Client as Session, Cluster, Mode, PoolMode, Pooler, connect};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -189,41 +189,51 @@ async fn a_row_says_all_that_a_message_can_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_of_one_key_arrive_in_the_order_in_which_two_producers_committed() {
-    const EACH: usize = 80;
+async fn messages_of_each_key_arrive_in_the_order_in_which_many_producers_committed() {
+    const PRODUCERS: usize = 8;
+    const KEYS: usize = 5;
+    const EACH: usize = 150;
     let producer = Producer::new().await;
-    producer.run("CREATE TABLE ledger (place serial, n integer)").await;
+    producer.run("CREATE TABLE ledger (place serial, key integer, n integer)").await;
     let world = world(&producer).await;
     let work = |who: usize, url: String| async move {
         let session = connect(&url).await;
+        let run = async |sql: &str| session.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         let mut rng = ChaCha8Rng::seed_from_u64(who as u64);
         for turn in 0..EACH {
-            let n = who * 1_000 + turn;
-            // Other rows first, so that numbers are drawn long before the commit; the ledger last, under the key's lock.
-            let others = "SELECT postrider.send('acme', 'other', '{\"n\": 0}');".repeat(rng.random_range(0..3));
-            let end = if rng.random_bool(0.2) { "ROLLBACK" } else { "COMMIT" };
-            let sql = format!(
-                "BEGIN; {others}
-                 SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', ordering_key => 'k');
-                 INSERT INTO ledger (n) VALUES ({n}); {end}"
-            );
-            session.batch_execute(&sql).await.expect("a transaction");
+            let (n, key) = (who * 1_000 + turn, rng.random_range(0..KEYS));
+            run("BEGIN").await;
+            run(&format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', ordering_key => 'k{key}')"))
+                .await;
+            // Meanwhile others draw greater numbers and commit, of other keys and of none.
+            for _ in 0..rng.random_range(0..4) {
+                run("SELECT postrider.send('acme', 'other', '{\"n\": 0}')").await;
+            }
+            // Under the key's lock, so that the ledger is in the order of the commits.
+            run(&format!("INSERT INTO ledger (key, n) VALUES ({key}, {n})")).await;
+            run(if rng.random_bool(0.2) { "ROLLBACK" } else { "COMMIT" }).await;
         }
     };
-    let workers = [1, 2].map(|who| tokio::spawn(work(who, producer.url.clone())));
+    let workers: Vec<_> = (1..=PRODUCERS).map(|who| tokio::spawn(work(who, producer.url.clone()))).collect();
     for worker in workers {
         worker.await.expect("it worked");
     }
-    let ledger = producer.session.query("SELECT n FROM ledger ORDER BY place", &[]).await.expect("a list");
-    let committed: Vec<usize> = ledger.iter().map(|row| row.get::<_, i32>(0) as usize).collect();
-    assert!(committed.windows(2).any(|pair| pair[0] > pair[1]), "they took turns");
-    let arrived = eventually("all of the key", async || {
-        let arrivals = numbers(&world.receiver.arrivals_at("/hooks"));
-        let of_key: Vec<usize> = arrivals.into_iter().filter(|n| *n > 0).collect();
-        (of_key.len() >= committed.len()).then_some(of_key)
+    let mut committed: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+    for row in producer.session.query("SELECT key, n FROM ledger ORDER BY place", &[]).await.expect("a list") {
+        committed.entry(row.get(0)).or_default().push(row.get::<_, i32>(1) as usize);
+    }
+    let total: usize = committed.values().map(Vec::len).sum();
+    let arrived = eventually("all that has a key", async || {
+        let mut arrived = numbers(&world.receiver.arrivals_at("/hooks"));
+        arrived.retain(|n| *n > 0);
+        (arrived.len() >= total).then_some(arrived)
     })
     .await;
-    assert_eq!(arrived, committed);
+    for (key, committed) in committed {
+        assert!(committed.windows(2).any(|pair| pair[0] > pair[1]), "they took turns");
+        let arrived: Vec<usize> = arrived.iter().copied().filter(|n| committed.contains(n)).collect();
+        assert_eq!(arrived, committed, "key {key}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -412,10 +422,34 @@ async fn a_row_that_cannot_be_sent_is_set_aside_and_holds_nobody_up() {
     let arrivals = world.receiver.wait_for("/nobody", 1).await;
     assert_eq!(n(&arrivals[0]), 8);
     assert!(!outbox(&["uninstall", "--database-url", &producer.url]).status.success());
+    for command in ["retry", "discard"] {
+        let nobody = outbox(&[command, "999999", "--database-url", &producer.url]);
+        assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+        assert!(String::from_utf8_lossy(&nobody.stderr).contains("has the number 999999"), "{nobody:?}");
+    }
     assert!(outbox(&["discard", "--all", "--database-url", &producer.url]).status.success());
     producer.wait_until_empty().await;
     assert_eq!(producer.counts().await, (0, 0));
     assert_eq!(world.receiver.arrivals_at("/hooks").len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_rows_with_one_event_id_the_older_one_is_sent() {
+    const PAIRS: usize = 100;
+    let producer = Producer::new().await;
+    let world = world(&producer).await;
+    let pairs = (0..PAIRS).map(|pair| {
+        let send = |n: usize| {
+            format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}', event_id => 'e-{pair}');")
+        };
+        send(2 * pair) + &send(2 * pair + 1)
+    });
+    producer.run(&format!("BEGIN; {} COMMIT", pairs.collect::<String>())).await;
+    let mut arrived = numbers(&world.receiver.wait_for("/hooks", PAIRS).await);
+    arrived.sort_unstable();
+    assert_eq!(arrived, (0..PAIRS).map(|pair| 2 * pair).collect::<Vec<_>>());
+    producer.wait_until_empty().await;
+    assert_eq!(producer.counts().await, (0, PAIRS as i64));
 }
 
 /// What is left by a server that died between storing a message and deleting its row, when so much time has passed that
@@ -535,6 +569,9 @@ async fn a_printed_script_makes_what_install_makes() {
     for wrong in [&["status"][..], &["status", "--database-url", "mysql://x"], &["retry", "--database-url", &url]] {
         assert_eq!(outbox(wrong).status.code(), Some(2), "{wrong:?}");
     }
+    let unclear = outbox(&["status", "--database-url", "postgres://u:half#of-it@db/shop"]);
+    let said = String::from_utf8_lossy(&unclear.stderr);
+    assert!(said.contains("%23") && !said.contains("half"), "{said}");
 }
 
 #[tokio::test]
@@ -554,3 +591,33 @@ fn gauge(metrics: &str, name: &str) -> Option<f64> {
     let line = metrics.lines().find(|line| line.starts_with(&format!("{name}{{")))?;
     line.rsplit(' ').next()?.parse().ok()
 }
+
+#[tokio::test]
+async fn a_pooler_that_lends_connections_out_is_refused_and_one_in_session_mode_is_not() {
+    let cluster = Cluster::start();
+    let producer = Producer::at(cluster.fresh_database().await).await;
+    let lending = Pooler::start(&cluster, PoolMode::Transaction);
+    let url = lending.url(&cluster, &producer.url);
+    let shown = outbox(&["status", "--database-url", &url]);
+    let said = String::from_utf8_lossy(&shown.stderr).into_owned();
+    assert!(!shown.status.success() && said.contains(POOLED), "{said}");
+
+    let mut refused = World::start_with(&["--outbox", &url]).await;
+    producer.send(1, "").await;
+    eventually("a word on the pooler", async || refused.server.log().contains(POOLED).then_some(())).await;
+    assert_eq!(producer.counts().await, (1, 0), "nothing was taken over");
+    assert!(refused.server.stop().success());
+    // A lock that is left with the pooler would keep every relay away.
+    let locks = producer.session.query_one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", &[]).await;
+    assert_eq!(locks.expect("an answer").get::<_, i64>(0), 0);
+
+    producer.run("DELETE FROM postrider.outbox").await;
+    let whole = Pooler::start(&cluster, PoolMode::Session);
+    let mut world = World::start_with(&["--outbox", &whole.url(&cluster, &producer.url)]).await;
+    world.endpoint("/hooks", json!({})).await;
+    producer.send(2, "").await;
+    producer.wait_until_empty().await;
+    assert_eq!(numbers(&world.receiver.wait_for("/hooks", 1).await), [2]);
+}
+
+const POOLED: &str = "a pooler in transaction mode stands before the producer's database";

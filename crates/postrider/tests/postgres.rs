@@ -4,13 +4,14 @@ mod support;
 
 use postrider::{deployment::keys_of_shared, keyring::Keyring};
 use postrider_store::PostgresOptions;
-use postrider_testbed::Cluster;
+use postrider_testbed::{Cluster, connect, program};
+use serde_json::json;
 use std::{
     fs,
     path::Path,
     process::{Command, Output, Stdio},
 };
-use support::server::Server;
+use support::{server::Server, world::World};
 use tempfile::TempDir;
 
 /// The test cluster asks nobody for a password, so that any will do.
@@ -93,6 +94,16 @@ async fn two_nodes_with_the_same_keys_serve_the_same_database() {
 }
 
 #[tokio::test]
+async fn a_first_start_says_each_thing_once() {
+    let url = empty_database().await + "?options=-csynchronous_commit%3Doff";
+    let server = Server::start_with(&["--database-url", &url]);
+    let log = server.log();
+    for once in ["synchronous_commit = off", "made the keys of this deployment", "listening on"] {
+        assert_eq!(log.matches(once).count(), 1, "{once}: {log}");
+    }
+}
+
+#[tokio::test]
 async fn a_database_whose_keys_are_elsewhere_is_refused_before_new_ones_are_made() {
     let (url, _) = deployment().await;
     let elsewhere = folder();
@@ -137,9 +148,43 @@ async fn a_database_that_does_not_answer_is_named_and_its_password_is_not() {
     let url = format!("postgres://u:{PASSWORD}@127.0.0.1:1/hooks");
     let (code, stdout, stderr) = serve(&url, &data);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("the database hooks on 127.0.0.1:1 cannot be reached"), "{stderr}");
+    assert!(stderr.contains("no connection to the database hooks on 127.0.0.1:1: "), "{stderr}");
     assert!(!stdout.contains(PASSWORD) && !stderr.contains(PASSWORD), "{stdout} {stderr}");
     assert!(!data.exists(), "no keys for nothing");
+}
+
+#[tokio::test]
+async fn a_role_without_rights_leaves_no_keys_behind() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    let data = folder.path().join("data");
+    connect(&url).await.batch_execute("CREATE ROLE powerless LOGIN").await.expect("a role");
+    let (code, _, stderr) = serve(&url.replace("postgres@", "powerless@"), &data);
+    assert!(code == Some(1) && stderr.contains("permission denied"), "{stderr}");
+    assert!(!data.exists(), "no keys for nothing");
+}
+
+#[tokio::test]
+async fn what_the_database_answers_is_said_once() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    let (code, _, stderr) = serve(&url.replace("postgres@", "nobody_at_all@"), folder.path());
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains(": FATAL: role \"nobody_at_all\" does not exist"), "{stderr}");
+    assert!(!stderr.contains("db error") && !stderr.contains("Error occurred"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_file_without_a_certificate_is_not_taken_for_an_authority() {
+    let (url, folder) = (Cluster::shared().fresh_database().await, folder());
+    fs::write(folder.path().join("ca.pem"), "no certificate\n").expect("written");
+    let outbox = format!("[{{\"url\": \"{url}\", \"ca_file\": \"ca.pem\"}}]");
+    for variables in [
+        &[("POSTRIDER_DATABASE_URL", &url[..]), ("POSTRIDER_DATABASE_CA_FILE", "ca.pem")][..],
+        &[("POSTRIDER_OUTBOXES", &outbox)],
+    ] {
+        let mut command = postrider(folder.path(), &["serve", "--listen", "127.0.0.1:0"]);
+        let (code, _, stderr) = ended(command.envs(variables.iter().copied()).output().expect("the binary runs"));
+        assert!(code == Some(1) && stderr.contains("ca.pem has no certificate in it"), "{stderr}");
+    }
 }
 
 #[tokio::test]
@@ -169,6 +214,38 @@ async fn migrate_makes_the_tables_once() {
     assert!(said[0].starts_with("made the tables, in version "), "{said:?}");
     assert!(said[1..].iter().all(|line| line.ends_with("already; there was nothing to do\n")), "{said:?}");
     assert!(fs::read_dir(folder.path()).expect("a folder").next().is_none(), "it needs no keys and makes none");
+}
+
+#[tokio::test]
+async fn tables_of_a_newer_version_serve_who_is_there_and_are_refused_to_who_comes() {
+    let url = empty_database().await;
+    let mut world = World::start_with(&["--database-url", &url]).await;
+    world.endpoint("/hooks", json!({})).await;
+    let client = connect(&url).await;
+    let raise = "UPDATE note SET value = set_byte(value, 7, get_byte(value, 7) + 1) WHERE name = 'schema_version'";
+    assert_eq!(client.execute(raise, &[]).await.expect("there is a version"), 1);
+
+    let message = world.send("order.paid").await;
+    assert_eq!(world.end(&message, "hooks").await.0, "success", "one that is running goes on");
+    assert!(world.server.stop().success());
+
+    let before = (dump(&url), keys(&world.server.data()));
+    let data = world.server.data();
+    let refused = "the database was written by a newer Postrider";
+    let (code, _, stderr) = serve(&url, &data);
+    assert!(code == Some(1) && stderr.contains(refused), "{stderr}");
+    let (code, _, stderr) = run(&data, &["migrate", "--database-url", &url]);
+    assert!(code == Some(1) && stderr.contains(refused), "{stderr}");
+    assert!(before == (dump(&url), keys(&data)), "nothing was changed");
+}
+
+/// Everything in a database, as text.
+fn dump(url: &str) -> String {
+    let output = Command::new(program("pg_dump")).arg(url).output().expect("it is there with the server");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    // Some versions of it draw a word for each run, against what may be hidden in the text.
+    text.lines().filter(|line| !line.contains("restrict ")).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -205,6 +282,11 @@ async fn the_doctor_finds_a_running_node_well_and_what_is_wrong_without_it() {
     assert!(!stdout.contains(PASSWORD), "{stdout}");
     assert!(server.stop().success());
 
+    let outbox = Cluster::shared().fresh_database().await;
+    let mut command = postrider(&data, &["doctor"]);
+    let (code, stdout, _) = ended(command.env("POSTRIDER_OUTBOXES", &outbox).output().expect("the binary runs"));
+    assert!(code == Some(1) && stdout.contains("there is no outbox in the schema"), "{stdout}");
+
     let (code, stdout, _) = see(&["--json"]);
     assert_eq!(code, Some(0), "a warning is no problem: {stdout}");
     let nodes = stdout.lines().find(|line| line.contains(r#""check":"nodes""#)).expect("a finding");
@@ -229,7 +311,9 @@ fn the_doctor_looks_at_a_folder_while_the_server_runs_on_it() {
         assert!(stdout.contains(line), "{line}: {stdout}");
     }
     assert!(server.stop().success());
-    let (code, stdout, _) = run(&data, &["doctor", "--data", "nowhere"]);
-    assert!(code == Some(0) && stdout.contains("warning  tables"), "{stdout}");
+    let mut command = postrider(&data, &["doctor", "--data", "nowhere"]);
+    let (code, stdout, stderr) = ended(command.env("POSTRIDER_TOKEN", "t").output().expect("the binary runs"));
+    assert!(code == Some(0) && stdout.contains("the first start makes it"), "{stdout} {stderr}");
+    assert!(!stdout.contains("migrate"), "which would be refused: {stdout}");
     assert!(!data.join("nowhere").exists(), "it changes nothing");
 }

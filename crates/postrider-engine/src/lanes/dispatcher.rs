@@ -170,6 +170,20 @@ impl<C> Dispatcher<C> {
         self.gained_at = self.gained_at.max(Some(now));
     }
 
+    /// The clock says less than it did. What is counted from a moment that has not come yet is counted from now: nothing is
+    /// to wait for as long as the clock went back, but what has a due time of its own.
+    pub fn set_back(&mut self, now: Timestamp) {
+        self.swept = self.swept.min(now);
+        self.gained_at = self.gained_at.map(|at| at.min(now));
+        self.turns.set_back(now);
+        for endpoint in self.lanes_that(|_| true) {
+            if let Some(lane) = self.lanes.get_mut(&endpoint) {
+                lane.set_back(now);
+            }
+            self.review(endpoint, now);
+        }
+    }
+
     /// The lanes of these applications are wanted elsewhere. They start and load nothing any more, and keep nothing that
     /// is not under way. Others of these applications must not be opened before `forget`.
     pub fn release(&mut self, apps: impl Fn(AppKey) -> bool, now: Timestamp) {

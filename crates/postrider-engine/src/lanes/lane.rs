@@ -426,6 +426,15 @@ impl<C> Lane<C> {
         }
     }
 
+    /// When something falls due was perhaps counted from a time that has not come yet: the store knows.
+    pub fn set_back(&mut self, now: Timestamp) {
+        self.bucket = self.bucket.map(|bucket| bucket.set_back(now));
+        self.spent_at = self.spent_at.map(|at| at.min(now));
+        if self.stored.next_due.is_some() {
+            self.stored.expect(now);
+        }
+    }
+
     /// When the lane can be forgotten; `None` as long as something would be lost with it.
     pub fn forgettable_at(&self, now: Timestamp) -> Option<Timestamp> {
         let is_idle = self.held.is_empty()

@@ -105,6 +105,16 @@ impl Turns {
         }
     }
 
+    pub fn set_back(&mut self, now: Timestamp) {
+        for entry in self.apps.values_mut() {
+            entry.bucket = entry.bucket.map(|bucket| bucket.set_back(now));
+        }
+        // How long they have to rest is found out anew.
+        while let Some((_, app)) = self.resting.pop_first() {
+            self.rejoin(app);
+        }
+    }
+
     /// A request of this application is sent.
     pub fn spend(&mut self, app: AppKey, now: Timestamp) {
         if let Some(bucket) = self.apps.get_mut(&app).and_then(|entry| entry.bucket.as_mut()) {
@@ -128,10 +138,14 @@ impl Turns {
     fn wake(&mut self, now: Timestamp) {
         while let Some((_, app)) = self.resting.first().copied().filter(|(at, _)| *at <= now) {
             self.resting.pop_first();
-            if let Some(entry) = self.apps.get_mut(&app) {
-                entry.place = Place::InRound;
-                self.round.push_back(app);
-            }
+            self.rejoin(app);
+        }
+    }
+
+    fn rejoin(&mut self, app: AppKey) {
+        if let Some(entry) = self.apps.get_mut(&app) {
+            entry.place = Place::InRound;
+            self.round.push_back(app);
         }
     }
 }

@@ -23,6 +23,12 @@ impl Bucket {
         Self { full_at: self.full_at.max(at.as_millis().saturating_mul(1_000).saturating_add(SECOND)), ..self }
     }
 
+    /// The clock says less than it did: it is full no later than if it had been emptied now, and nobody waits for the clock
+    /// to catch up.
+    pub fn set_back(self, now: Timestamp) -> Self {
+        Self { full_at: self.full_at.min(now.as_millis().saturating_mul(1_000).saturating_add(SECOND)), ..self }
+    }
+
     /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
     pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
         Self::new(per_second).map(|bucket| Self { full_at: self.full_at, ..bucket })
@@ -78,6 +84,15 @@ mod tests {
         let rested = Timestamp::from_millis(12_000);
         bucket.take(rested);
         assert_eq!(bucket.ready(rested), Ok(()), "it fills up like any other");
+    }
+
+    #[test]
+    fn a_bucket_does_not_wait_for_a_clock_that_was_set_back() {
+        let mut bucket = Bucket::new(Some(2)).expect("a limit");
+        let (late, early) = (Timestamp::from_millis(90_000_000), Timestamp::from_millis(10_000));
+        bucket.take(late);
+        assert_eq!(bucket.set_back(early).ready(early), Err(Timestamp::from_millis(10_500)));
+        assert_eq!(bucket.set_back(late).ready(late), Ok(()), "it keeps what it has");
     }
 
     proptest! {

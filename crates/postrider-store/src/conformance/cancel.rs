@@ -87,7 +87,7 @@ pub async fn a_cancelled_delivery_is_brought_back_by_its_arrival_only<H: Harness
         assert_eq!(states, [DeliveryState::Delivered, CANCELLED, CANCELLED, CANCELLED]);
     }
     assert_eq!(all_waiting(stage.store()).await, []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 6 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 6 });
     let stage = stage.crash(at(2 * DAY)).await;
     assert_eq!(all_waiting(stage.store()).await, []);
 }
@@ -198,7 +198,7 @@ pub async fn what_has_waited_too_long_expires<H: Harness>() {
     let later = stage.first(accept(stage.store(), later(delayed, Some(at(2 * DAY)))).await);
 
     expire_all(&stage, at(2), at(HOUR - 1)).await;
-    assert_eq!(stage.store().counts().await.unwrap().dead, 0, "not before its time");
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap().dead, 0, "not before its time");
     expire_all(&stage, at(1_000), at(HOUR)).await;
     let over = DeliveryState::Dead { at: at(HOUR), reason: DeathReason::Expired };
     assert_eq!((stage.state(tried).await, stage.state(untried).await), (over, over));
@@ -227,7 +227,7 @@ pub async fn a_long_lane_expires_in_parts<H: Harness>() {
     settle(stage.store(), over.iter().map(|id| settlement(id, HOUR)).collect()).await;
     settle(stage.store(), young.iter().map(|id| settlement(id, 2 * DAY)).collect()).await;
     assert!(expire_all(&stage, START, at(DAY)).await > 1);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 100, dead: 1_000 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 100, dead: 1_000 });
 }
 
 /// The last of many is the only one whose time is over.
@@ -243,6 +243,6 @@ pub async fn one_that_is_over_is_found_behind_many_that_are_not<H: Harness>() {
     settle(stage.store(), young.iter().map(|id| settlement(id, 2 * DAY)).collect()).await;
     stage.settle(settlement(last, HOUR)).await;
     assert!(expire_all(&stage, START, at(DAY)).await > 1, "in parts");
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 5_000, dead: 1 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 5_000, dead: 1 });
     assert_eq!(stage.state(*last).await, DeliveryState::Dead { at: at(DAY), reason: DeathReason::Expired });
 }

@@ -17,7 +17,7 @@ pub async fn a_first_try_that_arrives_leaves_nothing_waiting<H: Harness>() {
     let other = scheduled(stage.endpoints[1], message);
     assert_eq!(stage.state(other).await, DeliveryState::Pending { due: None }, "still on its way");
     assert_eq!(all_waiting(stage.store()).await, []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
 }
 
 pub async fn a_retry_is_loaded_when_due_and_not_before<H: Harness>() {
@@ -147,7 +147,7 @@ pub async fn a_dead_letter_says_why<H: Harness>() {
         assert_eq!(attempts_of(stage.store(), untried.message).await, []);
     }
     assert_eq!(all_waiting(stage.store()).await, []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 8 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 8 });
 }
 
 pub async fn settling_a_stored_delivery_ends_its_wait<H: Harness>() {
@@ -161,7 +161,7 @@ pub async fn settling_a_stored_delivery_ends_its_wait<H: Harness>() {
     assert_eq!(all_waiting(stage.store()).await, [ids[2]]);
     assert_eq!(stage.state(ids[0]).await, DeliveryState::Delivered);
     assert_eq!(stage.state(ids[1]).await, DeliveryState::Dead { at: at(3), reason: DeathReason::Permanent });
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 1 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 1, dead: 1 });
 }
 
 pub async fn a_postponed_delivery_waits_and_is_charged_nothing<H: Harness>() {
@@ -281,7 +281,11 @@ pub async fn a_resend_that_arrives_tells_the_lane_what_it_ended<H: Harness>() {
     let backlog = stage.store().backlog(ids[0].endpoint, None).await.unwrap();
     assert_eq!(backlog.waiting, 1, "nothing else is on its way");
     stage.settle(failed(ids[2], at(5), at(6))).await;
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 0 }, "a try that was on the wire");
+    assert_eq!(
+        stage.store().counts(Shards::ALL).await.unwrap(),
+        Counts { waiting: 1, dead: 0 },
+        "a try that was on the wire"
+    );
 
     stage.store().resend(ids[0].message, ids[0].endpoint, at(7), None).await.unwrap();
     while committed.try_recv().is_ok() {}
@@ -309,7 +313,7 @@ pub async fn a_resend_that_arrives_takes_the_dead_letter_away<H: Harness>() {
     stage.store().resend(id.message, id.endpoint, at(20), None).await.unwrap();
     stage.settle(stored(delivered(by_hand, at(21)))).await;
     assert_eq!(stage.state(id).await, DeliveryState::Delivered);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
 }
 
 pub async fn a_resend_is_announced_and_asked_twice_waits_once<H: Harness>() {
@@ -385,5 +389,5 @@ pub async fn every_delivery_is_counted_exactly_once<H: Harness>() {
     stage.settle(stored(refused(ids[3], at(51)))).await;
     let expected = Stats { success: 6, pending: 1, sending: 0, fail: 1, canceled: 0 };
     assert_eq!(stats(stage.store(), lane).await, expected);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 1 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 1, dead: 1 });
 }

@@ -956,7 +956,7 @@ impl<H: Harness> Play<H> {
         let mut lanes = store.lanes(Shards::ALL).await.unwrap();
         lanes.sort_by_key(|lane| lane.endpoint);
         assert_eq!(lanes, self.model.lanes());
-        assert_eq!(store.counts().await.unwrap(), self.model.counts());
+        assert_eq!(store.counts(Shards::ALL).await.unwrap(), self.model.counts());
         assert_eq!(all_waiting(store).await.len() as u64, self.model.counts().waiting);
         assert_eq!(store.unfinished_tasks().await.unwrap(), self.model.unfinished_tasks());
         for task in &self.tasks {

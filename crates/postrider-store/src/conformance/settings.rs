@@ -392,7 +392,7 @@ pub async fn what_waits_for_a_deleted_endpoint_becomes_dead_letters<H: Harness>(
     assert_eq!(stage.store().endpoint_of_lane(stage.endpoints[0]).await.unwrap(), None);
 
     assert!(stage.store().bury(at(3)).await.unwrap());
-    let counts = stage.store().counts().await.unwrap();
+    let counts = stage.store().counts(Shards::ALL).await.unwrap();
     assert_eq!(counts.waiting + counts.dead, 1_101, "each is in one place, also half way");
     let stage = stage.crash(at(4)).await;
     bury_all(stage.store(), at(5)).await;
@@ -442,7 +442,7 @@ pub async fn burying_spares_what_arrived_and_was_replayed<H: Harness>() {
     stage.store().delete_endpoint(stage.app, id.endpoint, at(3)).await.unwrap();
     bury_all(stage.store(), at(4)).await;
     assert_eq!(stage.state(id).await, DeliveryState::Delivered);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
 }
 
 /// A try may be on the wire while its row is buried.

@@ -109,7 +109,7 @@ pub async fn a_recovery_goes_on_after_a_restart<H: Harness>() {
         assert_eq!(cycles, [0, 1]);
     }
     assert_eq!(stage.store().unfinished_tasks().await.unwrap(), []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
     assert_eq!(stage.store().advance_task(task.key, at(3 * DAY)).await.unwrap(), Some(done), "finished is finished");
 }
 
@@ -424,7 +424,7 @@ pub async fn a_bulk_replay_begins_the_cycle_after_the_last_one<H: Harness>() {
         stage.settle(Settlement { cycle: waiting.cycle, ..stored(settlement) }).await;
         assert_eq!(stage.state(id).await, DeliveryState::Delivered, "however it fares this time");
         assert_eq!(stats(stage.store(), id.endpoint).await, once);
-        assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+        assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
     }
 }
 

@@ -134,7 +134,7 @@ pub async fn forgetting_goes_on_after_a_crash<H: Harness>() {
         let known = all_messages(stage.store(), stage.app).await;
         stage = stage.crash(now).await;
         assert_eq!(all_messages(stage.store(), stage.app).await, known, "what is forgotten does not come back");
-        assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: known.len() as u64 });
+        assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: known.len() as u64 });
     }
     let left = all_messages(stage.store(), stage.app).await;
     assert!(newest.ends_with(&left), "all that is old, but for the last piece: {left:?}");
@@ -186,7 +186,7 @@ pub async fn what_is_on_its_way_is_not_forgotten<H: Harness>() {
     let now = at(10 * DAY);
     tidy_up(stage.store(), now, KEEP).await;
     settle(stage.store(), vec![delivered(ids[0], now), failed(ids[1], now, now), refused(ids[2], now)]).await;
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 1, dead: 1 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 1, dead: 1 });
     for (id, attempts) in ids.iter().zip([1, 1, 1]) {
         assert_eq!(attempts_of(stage.store(), id.message).await.len(), attempts);
     }
@@ -344,7 +344,7 @@ pub async fn dead_letters_go_with_their_messages<H: Harness>() {
         let all = stage.endpoints.iter().map(|endpoint| refused(scheduled(*endpoint, message), at(10 * DAY)));
         settle(stage.store(), all.collect()).await;
     }
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 5_400 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 5_400 });
     let mut steps = 0;
     while stage.store().tidy(at(10 * DAY), KEEP).await.unwrap() {
         stage = stage.crash(at(10 * DAY)).await;
@@ -355,7 +355,7 @@ pub async fn dead_letters_go_with_their_messages<H: Harness>() {
         assert!(listed.iter().all(|letter| known.contains(&letter.message.key)), "none is listed without its message");
     }
     assert_eq!(all_messages(stage.store(), stage.app).await, []);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 0 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 0 });
 }
 
 /// Payloads and what was answered go when it is asked; that there was such a message, and why it is dead, stays.
@@ -399,7 +399,7 @@ pub async fn dead_letters_leave_the_list_after_their_time<H: Harness>() {
     assert_eq!(stage.store().dead_letter(stage.app, key(0)).await.unwrap(), None);
     assert!(!stage.store().replay(stage.app, key(0), at(2 * DAY), None).await.unwrap());
     assert_eq!(stage.store().count_dead_letters(stage.app, DeadFilter::default(), 10).await.unwrap(), 1);
-    assert_eq!(stage.store().counts().await.unwrap(), Counts { waiting: 0, dead: 1 });
+    assert_eq!(stage.store().counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: 1 });
     let over = DeliveryState::Dead { at: START, reason: DeathReason::Permanent };
     assert_eq!(stage.state(ids[0]).await, over, "it is dead all the same");
 }

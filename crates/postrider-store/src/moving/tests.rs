@@ -38,10 +38,14 @@ async fn move_from(folder: &Path, now: Timestamp, grain: Grain) -> Moving {
     };
     let options = PostgresOptions { own_at_once: true, piece_span, ..PostgresOptions::default() };
     let url = fresh_url().await;
-    let mut last = None;
-    let moved = move_to_postgres(folder, &url, &options, now, |progress| last = Some(progress)).await;
-    let moved = moved.expect("everything moves");
-    assert_eq!(moved.len(), TABLES.len());
+    let (mut last, mut is_committing) = (None, false);
+    let told = |step| match step {
+        Step::Copying(progress) => last = Some(progress),
+        Step::Committing => is_committing = true,
+    };
+    let moved = move_to_postgres(folder, &url, &options, now, told).await.expect("everything moves");
+    assert!(matches!(moved, Moved::Now(tables) if tables.len() == TABLES.len()));
+    assert!(is_committing);
     if let Some(Progress { done, total, .. }) = last {
         assert_eq!(done, total);
     }
@@ -197,9 +201,11 @@ async fn filled_folder() -> TempDir {
 async fn a_database_that_holds_something_is_left_as_it_is() {
     let (folder, url, options) = (filled_folder().await, fresh_url().await, PostgresOptions::default());
     let moved = move_to_postgres(folder.path(), &url, &options, START, |_| {}).await.unwrap();
-    assert_eq!(moved[0], ("application", 1));
-    let refused = move_to_postgres(folder.path(), &url, &options, START, |_| {}).await.unwrap_err();
+    assert!(matches!(moved, Moved::Now(tables) if tables[0] == ("application", 1)));
+    let other = filled_folder().await;
+    let refused = move_to_postgres(other.path(), &url, &options, LATER, |_| {}).await.unwrap_err();
     assert!(matches!(refused, MoveError::NotEmpty { table: "application", .. }), "{refused}");
+    assert!(SqliteStore::open(other.path(), START).is_ok(), "it is still where it was");
 }
 
 #[tokio::test]
@@ -230,10 +236,53 @@ async fn what_fails_half_way_leaves_nothing_behind_and_can_be_done_again() {
 #[tokio::test]
 async fn no_server_is_started_on_what_was_moved() {
     let (folder, options) = (filled_folder().await, PostgresOptions::default());
+    assert!(!sqlite::was_moved(folder.path()).unwrap());
     move_to_postgres(folder.path(), &fresh_url().await, &options, START, |_| {}).await.unwrap();
+    assert!(sqlite::was_moved(folder.path()).unwrap());
     let refused = SqliteStore::open(folder.path(), START).err().unwrap();
     assert!(matches!(refused, sqlite::OpenError::Moved { .. }), "{refused}");
     let found = sqlite::examine(folder.path(), START, Duration::from_secs(600));
     assert!(found.iter().any(|finding| finding.words.starts_with("it was moved to PostgreSQL")), "{found:?}");
-    move_to_postgres(folder.path(), &fresh_url().await, &options, START, |_| {}).await.expect("it can be moved again");
+    // Two copies would deliver everything twice.
+    let refused = move_to_postgres(folder.path(), &fresh_url().await, &options, LATER, |_| {}).await.unwrap_err();
+    assert!(matches!(refused, MoveError::From(sqlite::OpenError::Moved { .. })), "{refused}");
 }
+
+fn is_being_moved(folder: &Path) -> bool {
+    let found = sqlite::examine(folder, START, Duration::from_secs(600));
+    let is_told = found.iter().any(|finding| finding.words.starts_with("it was being moved to PostgreSQL"));
+    let refused = SqliteStore::open(folder, START).err();
+    is_told && matches!(refused, Some(sqlite::OpenError::BeingMoved { .. }))
+}
+
+#[tokio::test]
+async fn who_dies_after_the_commit_leaves_a_folder_that_knows_where_to_look() {
+    let (folder, url, options) = (filled_folder().await, fresh_url().await, PostgresOptions::default());
+    move_to_postgres(folder.path(), &url, &options, START, |_| {}).await.unwrap();
+    let raw = rusqlite::Connection::open(folder.path().join(SqliteStore::FILE)).unwrap();
+    raw.execute("DELETE FROM note WHERE name = 'moved'", []).unwrap();
+    assert!(is_being_moved(folder.path()));
+    let refused = move_to_postgres(folder.path(), &fresh_url().await, &options, LATER, |_| {}).await.unwrap_err();
+    assert!(matches!(refused, MoveError::From(sqlite::OpenError::BeingMoved { .. })), "{refused}");
+    // Also if somebody has started a server there meanwhile.
+    let node =
+        PostgresStore::open(&url, START, PostgresOptions { own_at_once: true, ..options.clone() }).await.unwrap();
+    let ended = move_to_postgres(folder.path(), &url, &options, LATER, |_| {}).await.unwrap();
+    assert_eq!(ended, Moved::Before);
+    assert!(sqlite::was_moved(folder.path()).unwrap());
+    node.close().await;
+}
+
+#[tokio::test]
+async fn who_dies_before_the_commit_can_move_again_to_the_same_place() {
+    let (folder, url, options) = (filled_folder().await, fresh_url().await, PostgresOptions::default());
+    let raw = rusqlite::Connection::open(folder.path().join(SqliteStore::FILE)).unwrap();
+    let ticket = format!("{} {url}", START.as_millis());
+    raw.execute("INSERT INTO note VALUES ('moving', ?1)", [ticket.as_bytes()]).unwrap();
+    assert!(is_being_moved(folder.path()));
+    let moved = move_to_postgres(folder.path(), &url, &options, LATER, |_| {}).await.unwrap();
+    assert!(matches!(moved, Moved::Now(_)), "{moved:?}");
+    assert!(sqlite::was_moved(folder.path()).unwrap());
+}
+
+const LATER: Timestamp = Timestamp::from_millis(1_800_000_060_000);

@@ -1,6 +1,10 @@
--- Postrider's outbox, version {version}, in the schema {schema}. Safe to run again; needs PostgreSQL 13 or later.
+-- Postrider's outbox, version {version}, in the schema {schema}. Safe to run again, also while it is in use.
+-- Needs PostgreSQL 13 or later, and one transaction for the whole of it (psql --single-transaction).
 DO $$
 BEGIN
+    -- Who waits for a lock holds up all who come after him, so not for long.
+    PERFORM set_config('postrider.lock_timeout', current_setting('lock_timeout'), true);
+    PERFORM set_config('lock_timeout', '5s', true);
     -- Two that install at once, as two nodes of a producer might, would stumble over each other's new names.
     PERFORM pg_advisory_xact_lock(hashtextextended('postrider outbox install', 0));
     IF current_setting('server_version_num')::integer < 130000 THEN
@@ -15,7 +19,11 @@ CREATE TABLE IF NOT EXISTS {schema}.about (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     -- By this and a row's number Postrider recognises a row that it has seen before.
     identity uuid NOT NULL DEFAULT gen_random_uuid(),
-    version integer NOT NULL
+    version integer NOT NULL,
+    -- Bytes of a payload.
+    payload_max bigint NOT NULL DEFAULT 1048576,
+    -- Whether a commit wakes the relay at once.
+    notify boolean NOT NULL DEFAULT true
 );
 
 DO $$
@@ -27,7 +35,7 @@ END $$;
 
 INSERT INTO {schema}.about (version) VALUES ({version})
     ON CONFLICT (only_row) DO UPDATE SET version = excluded.version;
-
+{choices}
 -- No cache: numbers drawn in advance by a session would not follow the order of commits.
 CREATE SEQUENCE IF NOT EXISTS {schema}.outbox_id AS bigint CACHE 1;
 
@@ -53,15 +61,24 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox (
     error text
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- To compress what is gone within a second is wasted work.
-ALTER TABLE {schema}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
-
-CREATE INDEX IF NOT EXISTS outbox_waiting ON {schema}.outbox (id) WHERE failed_at IS NULL;
+-- Each of these would wait for all who write to the table, even if there is nothing to do.
+DO $$
+BEGIN
+    -- To compress what is gone within a second is wasted work.
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = '{schema}.outbox'::regclass AND attname = 'payload'
+                   AND attstorage <> 'e') THEN
+        ALTER TABLE {schema}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
+    END IF;
+    IF to_regclass('{schema}.outbox_waiting') IS NULL THEN
+        CREATE INDEX outbox_waiting ON {schema}.outbox (id) WHERE failed_at IS NULL;
+    END IF;
+END $$;
 
 -- Checks a row and gives it its number. Not by constraints, which would parse each payload again at every update.
 CREATE OR REPLACE FUNCTION {schema}.outbox_admit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    bytes_max bigint := (SELECT about.payload_max FROM {schema}.about);
     flaw text;
 BEGIN
     IF NEW.app IS NULL OR length(NEW.app) > 256 OR NEW.app !~ '^[A-Za-z0-9._-]+$' THEN
@@ -84,11 +101,12 @@ BEGIN
     ELSIF EXISTS (SELECT FROM unnest(NEW.tags) AS given(tag)
                   WHERE tag IS NULL OR length(tag) > 128 OR tag !~ '^[A-Za-z0-9._/\\#-]+$') THEN
         flaw := 'each of the tags must be 1 to 128 letters, digits, -, _, ., /, \ or #';
-    ELSIF NEW.payload IS NULL OR octet_length(NEW.payload) > {payload_max} THEN
-        flaw := 'payload must be at most {payload_max} bytes';
+    ELSIF NEW.payload IS NULL OR octet_length(NEW.payload) > bytes_max THEN
+        flaw := format('payload must be at most %s bytes', bytes_max);
     ELSIF (CASE WHEN NEW.content_type IS NULL THEN json_typeof(NEW.payload::json) <> 'object' ELSE false END) THEN
         flaw := 'payload must be a JSON object, or have a content_type';
-    ELSIF length(NEW.content_type) > 256 OR NEW.content_type !~ '^[^/;[:space:]]+/[^/;[:space:]]+\s*(;.*)?$' THEN
+    ELSIF length(NEW.content_type) > 256 OR NEW.content_type !~
+        '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+[ \t]*(;[ -~\t]*)?$' THEN
         flaw := 'content_type must be like text/plain';
     ELSIF NOT NEW.deliver_at BETWEEN now() - interval '24 hours' AND now() + interval '24 hours' THEN
         flaw := 'deliver_at must be at most 24 hours ahead';
@@ -113,26 +131,23 @@ END $$;
 
 -- Wakes the relay, once per transaction however many rows it has: PostgreSQL sends equal notifications once.
 CREATE OR REPLACE FUNCTION {schema}.outbox_ring() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_notify('postrider_outbox', '{schema}');
+    IF (SELECT about.notify FROM {schema}.about) THEN
+        PERFORM pg_notify('postrider_outbox', '{schema}');
+    END IF;
     RETURN NULL;
 END $$;
 
 DO $$
-DECLARE
-    ringing boolean := EXISTS (SELECT FROM pg_trigger
-                               WHERE tgrelid = '{schema}.outbox'::regclass AND tgname = 'outbox_ring');
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.outbox'::regclass AND tgname = 'outbox_admit') THEN
         CREATE TRIGGER outbox_admit BEFORE INSERT ON {schema}.outbox
             FOR EACH ROW EXECUTE FUNCTION {schema}.outbox_admit();
     END IF;
-    IF {notify} AND NOT ringing THEN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.outbox'::regclass AND tgname = 'outbox_ring') THEN
         CREATE TRIGGER outbox_ring AFTER INSERT ON {schema}.outbox
             FOR EACH STATEMENT EXECUTE FUNCTION {schema}.outbox_ring();
-    ELSIF ringing AND NOT {notify} THEN
-        DROP TRIGGER outbox_ring ON {schema}.outbox;
     END IF;
 END $$;
 
@@ -165,8 +180,11 @@ CREATE OR REPLACE FUNCTION {schema}.send(
 $$;
 
 -- They act with the rights of whoever installed them, so not for everyone.
-REVOKE ALL ON FUNCTION
-    {schema}.send(text, text, text, text, text[], text[], text, timestamptz, text),
-    {schema}.send(text, text, json, text, text[], text[], text, timestamptz),
-    {schema}.send(text, text, jsonb, text, text[], text[], text, timestamptz)
-FROM PUBLIC;
+REVOKE ALL ON FUNCTION {send_functions} FROM PUBLIC;
+{grants}
+-- Whatever is done next in this transaction waits as long as it did before.
+DO $$
+BEGIN
+    PERFORM set_config('lock_timeout', coalesce(nullif(current_setting('postrider.lock_timeout', true), ''),
+                                                current_setting('lock_timeout')), true);
+END $$;

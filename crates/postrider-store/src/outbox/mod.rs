@@ -11,12 +11,11 @@ mod tests;
 
 pub use schema::{Installation, VERSION, script};
 
-use crate::postgres::{DatabaseUrl, Db, PostgresOptions, describe};
+use crate::postgres::{Bell, DatabaseUrl, Db, OpenError, PostgresOptions, describe};
 use bytes::Bytes;
 use postrider_engine::Timestamp;
 use schema::CHANNEL;
-use std::{fmt, future::Future, str::FromStr, time::Duration};
-use tokio::sync::{Mutex, mpsc};
+use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 use tokio_postgres::{error::SqlState, types::ToSql};
 
 /// The schema that an outbox lies in. It stands in SQL as it is, so only plain names are taken.
@@ -42,7 +41,9 @@ impl fmt::Display for SchemaName {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a schema's name must be 1 to 63 small letters, digits or `_`, and begin with neither a digit nor `pg_`")]
+#[error(
+    "a schema's name must be 1 to 63 small letters, digits or `_`, begin with neither a digit nor `pg_`, and be no word of SQL"
+)]
 pub struct BadName;
 
 impl FromStr for SchemaName {
@@ -51,22 +52,42 @@ impl FromStr for SchemaName {
     fn from_str(text: &str) -> Result<Self, BadName> {
         let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
         let begins_well = !text.starts_with(|c: char| c.is_ascii_digit()) && !text.starts_with("pg_");
-        if plain && begins_well && (1..=63).contains(&text.len()) { Ok(Self(text.to_owned())) } else { Err(BadName) }
+        let is_word = schema::RESERVED.split_whitespace().any(|word| word == text);
+        let is_fine = plain && begins_well && !is_word && (1..=63).contains(&text.len());
+        if is_fine { Ok(Self(text.to_owned())) } else { Err(BadName) }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxError {
-    #[error("the producer's database cannot be reached: {0}")]
+    #[error("no connection to the producer's database: {0}")]
     Unreachable(String),
+    #[error(
+        "a pooler in transaction mode stands before the producer's database and lends connections out; Postrider needs \
+         its own, so connect to PostgreSQL directly, or let the pooler work in session mode"
+    )]
+    Pooled,
     #[error("there is no outbox in the schema `{0}`; make one with `postrider outbox install`")]
     NotInstalled(SchemaName),
     #[error("the outbox was installed by a newer Postrider (version {found}, this one knows {VERSION}); use that one")]
     TooNew { found: i32 },
-    #[error("{0} rows still wait in the outbox")]
-    NotEmpty(u64),
+    #[error("{waiting} rows wait in the outbox, and {failed} cannot be sent")]
+    NotEmpty { waiting: u64, failed: u64 },
     #[error("the producer's database refused: {0}")]
     Database(String),
+}
+
+impl From<OpenError> for OutboxError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Pooled => Self::Pooled,
+            OpenError::Unreachable { cause, .. } => Self::Unreachable(cause),
+            OpenError::Certificates(_)
+            | OpenError::Database(_)
+            | OpenError::TooNew { .. }
+            | OpenError::TooOld { .. } => Self::Unreachable(error.to_string()),
+        }
+    }
 }
 
 /// What tells one outbox from all others, wherever it is reached from.
@@ -116,8 +137,15 @@ pub type Found = Result<Row, (i64, String)>;
 pub struct Refusal {
     pub id: i64,
     pub error: String,
-    /// Whether it is certain that nothing was sent for it.
-    pub is_certain: bool,
+    pub sent: Sent,
+}
+
+/// What is known of a row that cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    No,
+    /// It was offered before, and what came of it was not written down.
+    Maybe,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,8 +155,7 @@ pub struct Failed {
     pub event_type: String,
     pub error: String,
     pub failed_at: Timestamp,
-    /// It was offered before, and may have been sent.
-    pub may_have_been_sent: bool,
+    pub sent: Sent,
 }
 
 /// How an outbox stands.
@@ -140,18 +167,11 @@ pub struct Standing {
     pub failed: u64,
 }
 
-/// How much is read at a time.
-#[derive(Clone, Copy, Debug)]
-pub struct Portion {
-    pub rows_max: i64,
-    pub bytes_max: i64,
-}
-
 /// A connection to a producer's database.
 pub struct Outbox {
     db: Db,
     schema: SchemaName,
-    heard: Mutex<mpsc::Receiver<()>>,
+    bell: Arc<Bell>,
 }
 
 impl Outbox {
@@ -164,10 +184,9 @@ impl Outbox {
     ) -> Result<Self, OutboxError> {
         let options =
             PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
-        let connected =
-            async { url.connect(&options).await.map_err(|error| OutboxError::Unreachable(describe(&error))) };
-        let (db, heard) = in_time(CONNECT_MAX, connected).await?;
-        Ok(Self { db, schema, heard: Mutex::new(heard) })
+        // The lock by which one of many nodes relays, and word of new rows, are bound to a connection.
+        let (db, bell) = url.connect_surely(&options).await?;
+        Ok(Self { db, schema, bell })
     }
 
     /// Makes the outbox, or brings it up to date.
@@ -182,11 +201,11 @@ impl Outbox {
             RowsThere::Keep => {
                 let Standing { waiting, failed, .. } = self.standing().await?;
                 if waiting + failed > 0 {
-                    return Err(OutboxError::NotEmpty(waiting + failed));
+                    return Err(OutboxError::NotEmpty { waiting, failed });
                 }
                 // Looked at again where nobody can add one any more.
                 format!(
-                    "IF EXISTS (SELECT FROM {0}.outbox) THEN RAISE EXCEPTION 'rows still wait in the outbox'; END IF;",
+                    "IF EXISTS (SELECT FROM {0}.outbox) THEN RAISE EXCEPTION 'rows wait in the outbox'; END IF;",
                     self.schema
                 )
             }
@@ -196,9 +215,7 @@ impl Outbox {
             "DO $$ BEGIN
                 LOCK TABLE {0}.outbox IN ACCESS EXCLUSIVE MODE;
                 {refuse}
-                DROP FUNCTION {0}.send(text, text, text, text, text[], text[], text, timestamptz, text),
-                    {0}.send(text, text, json, text, text[], text[], text, timestamptz),
-                    {0}.send(text, text, jsonb, text, text[], text[], text, timestamptz);
+                DROP FUNCTION {1};
                 DROP TABLE {0}.outbox, {0}.about;
                 DROP FUNCTION {0}.outbox_admit(), {0}.outbox_ring();
                 DROP SEQUENCE {0}.outbox_id;
@@ -208,7 +225,8 @@ impl Outbox {
                     DROP SCHEMA {0};
                 END IF;
             END $$",
-            self.schema
+            self.schema,
+            schema::send_functions(&self.schema).join(", ")
         ))
         .await
     }
@@ -236,28 +254,34 @@ impl Outbox {
 
     /// Returns when there may be new rows, also if that was told before this was called.
     pub async fn rung(&self) {
-        if self.heard.lock().await.recv().await.is_none() {
-            // The connection is lost, as whoever asks it next will see.
-            std::future::pending().await
-        }
+        self.bell.heard().await;
     }
 
-    /// The oldest rows past this number that can be sent, as many as fit, and at least one if there is any.
+    /// The numbers of the oldest rows that can be sent, all as of one moment.
+    ///
+    /// A row may be committed after others with greater numbers, but not of its own key. So in one moment's list the rows of
+    /// a key are those that were committed first, which cannot be said of several lists that go on from one another.
+    pub async fn waiting(&self, rows_max: i64) -> Result<Vec<i64>, OutboxError> {
+        let sql = "SELECT id FROM {schema}.outbox WHERE failed_at IS NULL ORDER BY id LIMIT $1";
+        Ok(self.query(sql, &[&rows_max]).await?.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Of rows that were seen to wait, those that still do, oldest first: as many as are no larger together, and at least one
+    /// if there is any.
     ///
     /// `known_for`: how long the store can tell now whether it took a row.
-    pub async fn waiting(&self, past: i64, portion: Portion, known_for: Duration) -> Result<Vec<Found>, OutboxError> {
+    pub async fn read(&self, ids: &[i64], bytes_max: i64, known_for: Duration) -> Result<Vec<Found>, OutboxError> {
         let rows = self
             .query(
                 "SELECT id, app, event_type, payload, content_type, event_id, channels, tags, ordering_key,
                         (extract(epoch FROM deliver_at) * 1000)::bigint AS deliver_at, taken_app,
-                        coalesce(known_until < now() OR taken_at < now() - $4 * interval '1 millisecond', false)
+                        coalesce(known_until < now() OR taken_at < now() - $3 * interval '1 millisecond', false)
                             AS is_forgotten
                  FROM (SELECT *, sum(octet_length(payload)) OVER in_order AS bytes, row_number() OVER in_order AS place
-                       FROM (SELECT * FROM {schema}.outbox WHERE failed_at IS NULL AND id > $1 ORDER BY id LIMIT $2)
-                           AS oldest
+                       FROM {schema}.outbox WHERE failed_at IS NULL AND id = ANY($1)
                        WINDOW in_order AS (ORDER BY id)) AS measured
-                 WHERE bytes <= $3 OR place = 1 ORDER BY id",
-                &[&past, &portion.rows_max, &portion.bytes_max, &millis(known_for)],
+                 WHERE bytes <= $2 OR place = 1 ORDER BY id",
+                &[&ids, &bytes_max, &millis(known_for)],
             )
             .await?;
         Ok(rows.iter().map(found).collect())
@@ -288,7 +312,7 @@ impl Outbox {
     pub async fn refuse(&self, refusals: &[Refusal]) -> Result<(), OutboxError> {
         let ids: Vec<i64> = refusals.iter().map(|refusal| refusal.id).collect();
         let errors: Vec<&str> = refusals.iter().map(|refusal| refusal.error.as_str()).collect();
-        let certain: Vec<bool> = refusals.iter().map(|refusal| refusal.is_certain).collect();
+        let certain: Vec<bool> = refusals.iter().map(|refusal| refusal.sent == Sent::No).collect();
         self.query(
             "UPDATE {schema}.outbox SET failed_at = now(), error = given.error,
                  taken_at = CASE WHEN certain THEN NULL ELSE taken_at END,
@@ -338,38 +362,34 @@ impl Outbox {
             event_type: row.get(2),
             error: row.get(3),
             failed_at: Timestamp::from_millis(row.get(4)),
-            may_have_been_sent: row.get(5),
+            sent: if row.get(5) { Sent::Maybe } else { Sent::No },
         };
         Ok(rows.iter().map(failed).collect())
     }
 
-    /// Lets rows that could not be sent be tried as if they were new. Says how many they are.
-    pub async fn retry(&self, which: &Which) -> Result<u64, OutboxError> {
+    /// Lets rows that could not be sent be tried as if they were new. Says which they are.
+    pub async fn retry(&self, which: &Which) -> Result<Vec<i64>, OutboxError> {
         let rows = self
             .query(
-                "WITH again AS (
-                     UPDATE {schema}.outbox
-                     SET failed_at = NULL, error = NULL, taken_at = NULL, taken_app = NULL, known_until = NULL
-                     WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id)
-                 SELECT count(*) FROM again",
+                "UPDATE {schema}.outbox
+                 SET failed_at = NULL, error = NULL, taken_at = NULL, taken_app = NULL, known_until = NULL
+                 WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id",
                 &[&which.ids()],
             )
             .await?;
-        Ok(rows.first().map_or(0, |row| u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()))
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Removes rows that could not be sent. Says how many they are.
-    pub async fn discard(&self, which: &Which) -> Result<u64, OutboxError> {
+    /// Removes rows that could not be sent. Says which they are.
+    pub async fn discard(&self, which: &Which) -> Result<Vec<i64>, OutboxError> {
         let rows = self
             .query(
-                "WITH gone AS (
-                     DELETE FROM {schema}.outbox
-                     WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id)
-                 SELECT count(*) FROM gone",
+                "DELETE FROM {schema}.outbox
+                 WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR id = ANY($1)) RETURNING id",
                 &[&which.ids()],
             )
             .await?;
-        Ok(rows.first().map_or(0, |row| u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()))
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     async fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<tokio_postgres::Row>, OutboxError> {
@@ -458,6 +478,5 @@ fn millis(duration: Duration) -> f64 {
     duration.as_millis() as f64
 }
 
-const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Somewhat longer than the server itself lets a statement run.
 const ANSWER_MAX: Duration = Duration::from_secs(20);

@@ -27,12 +27,16 @@ impl Producer {
     }
 
     async fn waiting(&self) -> Vec<Row> {
-        let found = self.outbox.waiting(0, PORTION, DAY).await.expect("it can be read");
+        self.rows(DAY).await
+    }
+
+    async fn rows(&self, known_for: Duration) -> Vec<Row> {
+        let found = self.outbox.read(&self.ids().await, BYTES, known_for).await.expect("it can be read");
         found.into_iter().map(|row| row.expect("it is text")).collect()
     }
 
     async fn ids(&self) -> Vec<i64> {
-        self.waiting().await.iter().map(|row| row.id).collect()
+        self.outbox.waiting(ROWS).await.expect("it can be read")
     }
 }
 
@@ -41,7 +45,8 @@ async fn connect(url: &str) -> Outbox {
     Outbox::connect(&url, None, SchemaName::default(), "test").await.expect("the database is up")
 }
 
-const PORTION: Portion = Portion { rows_max: 1_000, bytes_max: 1 << 20 };
+const ROWS: i64 = 1_000;
+const BYTES: i64 = 1 << 20;
 const DAY: Duration = Duration::from_hours(24);
 
 #[test]
@@ -63,25 +68,56 @@ fn a_schema_has_a_plain_name() {
 }
 
 #[tokio::test]
+async fn a_schema_is_not_called_like_a_word_of_sql() {
+    let client = session(&Cluster::shared().fresh_database().await).await;
+    let words = client.query("SELECT word::text FROM pg_get_keywords() WHERE catcode IN ('R', 'T')", &[]).await;
+    for row in words.expect("a list") {
+        assert!(row.get::<_, String>(0).parse::<SchemaName>().is_err(), "{row:?}");
+    }
+}
+
+#[tokio::test]
 async fn installing_again_keeps_identity_rows_and_numbers() {
     let producer = Producer::new().await;
     let before = producer.outbox.identity().await.expect("it is there");
     let first = producer.send("").await.expect("a row");
-    let quiet = Installation { notify: false, payload_max: 100, ..Installation::default() };
+    let quiet = Installation { notify: Some(false), payload_max: Some(100), ..Installation::default() };
+    // Who has rows in a transaction that is still open is not waited for.
+    producer.client.batch_execute("BEGIN").await.expect("a transaction");
+    producer.send("").await.expect("a row");
     for installation in [&quiet, &quiet, &Installation::default()] {
         producer.outbox.install(installation).await.expect("again");
         assert_eq!(producer.outbox.identity().await.expect("it is there"), before);
     }
+    producer.client.batch_execute("ROLLBACK").await.expect("undone");
     let (one, other) = (connect(&producer.url).await, connect(&producer.url).await);
     let (one, other) = tokio::join!(one.install(&quiet), other.install(&quiet));
     one.and(other).expect("two at once");
     let second = producer.send("").await.expect("another row");
     assert_eq!(producer.ids().await, [first, second]);
+}
+
+#[tokio::test]
+async fn what_was_chosen_stays_until_it_is_chosen_otherwise() {
+    let producer = Producer::new().await;
     let payload = "x".repeat(101);
-    let sql = "SELECT postrider.send('acme', 'a.b', $1::text, content_type => 'text/plain')";
-    assert!(producer.client.query(sql, &[&payload]).await.is_err(), "what is said last counts");
-    producer.outbox.install(&Installation::default()).await.expect("again");
-    producer.client.query(sql, &[&payload]).await.expect("a row");
+    let fits = async || {
+        let sql = "SELECT postrider.send('acme', 'a.b', $1::text, content_type => 'text/plain')";
+        producer.client.query(sql, &[&payload]).await.is_ok()
+    };
+    let rings = async || {
+        let notify = producer.client.query_one("SELECT notify FROM postrider.about", &[]).await.expect("a look");
+        notify.get::<_, bool>(0)
+    };
+    assert_eq!((fits().await, rings().await), (true, true));
+    let small = Installation { payload_max: Some(100), notify: Some(false), ..Installation::default() };
+    for installation in [small, Installation::default()] {
+        producer.outbox.install(&installation).await.expect("again");
+        assert_eq!((fits().await, rings().await), (false, false), "{installation:?}");
+    }
+    let large = Installation { payload_max: Some(200), ..Installation::default() };
+    producer.outbox.install(&large).await.expect("again");
+    assert_eq!((fits().await, rings().await), (true, false));
 }
 
 #[tokio::test]
@@ -103,7 +139,8 @@ async fn a_database_without_an_outbox_says_so() {
 async fn an_outbox_with_rows_is_removed_only_if_that_is_meant() {
     let producer = Producer::new().await;
     producer.send("").await.expect("a row");
-    assert!(matches!(producer.outbox.uninstall(RowsThere::Keep).await, Err(OutboxError::NotEmpty(1))));
+    let kept = producer.outbox.uninstall(RowsThere::Keep).await;
+    assert!(matches!(kept, Err(OutboxError::NotEmpty { waiting: 1, failed: 0 })), "{kept:?}");
     producer.outbox.uninstall(RowsThere::Discard).await.expect("it goes");
     let left =
         producer.client.query("SELECT FROM pg_namespace WHERE nspname = 'postrider'", &[]).await.expect("a look");
@@ -172,6 +209,10 @@ async fn what_the_api_would_refuse_fails_in_the_producers_own_transaction() {
         with(", tags => '{a,b,c,d,e,f}'"),
         with(", tags => '{a:b}'"),
         with(", content_type => 'text'"),
+        with(", content_type => 'text/pläin'"),
+        with(", content_type => 'text/plain; a=é'"),
+        with(", content_type => E'text/plain; a=\\n'"),
+        with(", content_type => E'text/plain\\nx: y'"),
         with(", content_type => ''"),
         with(", deliver_at => 'infinity'"),
         with(", deliver_at => now() + interval '25 hours'"),
@@ -230,20 +271,39 @@ async fn numbers_of_one_key_follow_the_order_of_commits() {
 }
 
 #[tokio::test]
+async fn a_row_that_was_committed_late_is_listed_before_the_next_of_its_key() {
+    let producer = Producer::new().await;
+    let other = session(&producer.url).await;
+    producer.client.batch_execute("BEGIN").await.expect("a transaction");
+    let late = producer.send(", ordering_key => 'k'").await.expect("a row");
+    let sql = "SELECT postrider.send('acme', 'a.b', '{}', ordering_key => 'l')";
+    let early: i64 = other.query_one(sql, &[]).await.expect("a row").get(0);
+    let listed = producer.ids().await;
+    producer.client.batch_execute("COMMIT").await.expect("committed");
+    let next = producer.send(", ordering_key => 'k'").await.expect("a row");
+    assert_eq!((listed, late < early), (vec![early], true));
+    assert_eq!(producer.ids().await, [late, early, next]);
+}
+
+#[tokio::test]
 async fn a_portion_is_bounded_by_rows_and_bytes_but_never_empty() {
     let producer = Producer::new().await;
     for size in [10, 2_000, 10, 10] {
         let payload = format!("{{\"a\":\"{}\"}}", "x".repeat(size));
         producer.client.query_one("SELECT postrider.send('acme', 'a.b', $1::text)", &[&payload]).await.expect("a row");
     }
-    let count = async |past: i64, rows_max: i64, bytes_max: i64| {
-        producer.outbox.waiting(past, Portion { rows_max, bytes_max }, DAY).await.expect("it can be read").len()
+    assert_eq!(producer.outbox.waiting(3).await.expect("it can be read").len(), 3);
+    let ids = producer.ids().await;
+    let count = async |ids: &[i64], bytes_max: i64| {
+        producer.outbox.read(ids, bytes_max, DAY).await.expect("it can be read").len()
     };
-    assert_eq!(count(0, 3, 1 << 20).await, 3);
-    assert_eq!(count(0, 100, 100).await, 1);
-    let first = producer.ids().await[0];
-    assert_eq!(count(first, 100, 100).await, 1, "too large for a portion, but alone");
-    assert_eq!(count(first, 100, 2_100).await, 3);
+    assert_eq!(count(&ids, 1 << 20).await, 4);
+    assert_eq!(count(&ids[..3], 1 << 20).await, 3);
+    assert_eq!(count(&ids, 100).await, 1);
+    assert_eq!(count(&ids[1..], 100).await, 1, "too large for a portion, but alone");
+    assert_eq!(count(&ids[1..], 2_100).await, 3);
+    producer.outbox.remove(&ids[..2]).await.expect("gone");
+    assert_eq!(count(&ids, 100).await, 2, "what is gone is no row");
 }
 
 #[tokio::test]
@@ -264,8 +324,7 @@ async fn what_was_taken_is_known_until_it_is_forgotten() {
     // The store may remember for a shorter time now than it did when the row was taken, or the other way round.
     let back = "UPDATE postrider.outbox SET taken_at = taken_at - interval '2 hours'";
     producer.client.batch_execute(back).await.expect("time passes");
-    let found = producer.outbox.waiting(0, PORTION, Duration::from_hours(1)).await.expect("it can be read");
-    assert_eq!(found[0].clone().expect("text").taken, by("app_1", true));
+    assert_eq!(producer.rows(Duration::from_hours(1)).await[0].taken, by("app_1", true));
     let over = format!("UPDATE postrider.outbox SET known_until = now() - interval '1 second' WHERE id = {}", ids[1]);
     producer.client.batch_execute(&over).await.expect("time passes");
     let taken = producer.waiting().await.into_iter().map(|row| row.taken).collect::<Vec<_>>();
@@ -281,21 +340,21 @@ async fn a_refused_row_is_set_aside_with_its_reason_until_somebody_decides() {
     let ids = producer.ids().await;
     let offered: Vec<_> = ids.iter().map(|id| (*id, "app_1".to_owned())).collect();
     producer.outbox.take(&offered, DAY).await.expect("written down");
-    let refusal = |id, is_certain| Refusal { id, error: "no".to_owned(), is_certain };
-    producer.outbox.refuse(&[refusal(ids[0], true), refusal(ids[1], false)]).await.expect("set aside");
+    let refusal = |id, sent| Refusal { id, error: "no".to_owned(), sent };
+    producer.outbox.refuse(&[refusal(ids[0], Sent::No), refusal(ids[1], Sent::Maybe)]).await.expect("set aside");
     assert_eq!(producer.ids().await, &ids[2..]);
     let failed = producer.outbox.failed(10).await.expect("a list");
-    let shown: Vec<_> = failed.iter().map(|row| (row.id, row.error.as_str(), row.may_have_been_sent)).collect();
-    assert_eq!(shown, [(ids[0], "no", false), (ids[1], "no", true)]);
+    let shown: Vec<_> = failed.iter().map(|row| (row.id, row.error.as_str(), row.sent)).collect();
+    assert_eq!(shown, [(ids[0], "no", Sent::No), (ids[1], "no", Sent::Maybe)]);
     let standing = producer.outbox.standing().await.expect("it can be counted");
     assert_eq!((standing.waiting, standing.failed), (1, 2));
-    assert_eq!(producer.outbox.retry(&Which::These(vec![ids[1], ids[2]])).await.expect("again"), 1);
+    assert_eq!(producer.outbox.retry(&Which::These(vec![ids[1], ids[2]])).await.expect("again"), &ids[1..2]);
     let rows = producer.waiting().await;
     assert_eq!(
         rows.iter().map(|row| (row.id, row.taken.is_some())).collect::<Vec<_>>(),
         [(ids[1], false), (ids[2], true)]
     );
-    assert_eq!(producer.outbox.discard(&Which::All).await.expect("gone"), 1);
+    assert_eq!(producer.outbox.discard(&Which::All).await.expect("gone"), &ids[..1]);
     producer.outbox.remove(&ids).await.expect("gone");
     assert_eq!(producer.outbox.standing().await.expect("it can be counted"), Standing::default());
 }
@@ -322,6 +381,27 @@ async fn a_commit_rings() {
     producer.send("").await.expect("a row");
     producer.client.batch_execute("COMMIT").await.expect("committed");
     tokio::time::timeout(Duration::from_secs(30), producer.outbox.rung()).await.expect("it rings");
+}
+
+#[tokio::test]
+async fn what_cannot_be_granted_is_not_passed_over() {
+    let url = Cluster::shared().fresh_database().await;
+    let owner = session(&url).await;
+    let create = "CREATE ROLE outbox_installer LOGIN; CREATE ROLE outbox_hopeful LOGIN; CREATE SCHEMA postrider;
+        GRANT USAGE, CREATE ON SCHEMA postrider TO outbox_installer";
+    owner.batch_execute(create).await.expect("roles");
+    let installer = connect(&url.replace("postgres@", "outbox_installer@")).await;
+    let hopeful = || vec!["outbox_hopeful".to_owned()];
+    for installation in [
+        Installation { senders: hopeful(), ..Installation::default() },
+        Installation { relays: hopeful(), ..Installation::default() },
+    ] {
+        let refused = installer.install(&installation).await.expect_err("it is not the schema's owner").to_string();
+        assert!(refused.contains("USAGE ON SCHEMA postrider; let the owner"), "{refused}");
+    }
+    owner.batch_execute("GRANT USAGE ON SCHEMA postrider TO outbox_hopeful").await.expect("granted");
+    let installation = Installation { senders: hopeful(), relays: hopeful(), ..Installation::default() };
+    installer.install(&installation).await.expect("the rest it may grant");
 }
 
 #[tokio::test]
@@ -356,11 +436,10 @@ async fn roles_can_send_or_relay_and_nothing_else() {
     let identity = relay.identity().await.expect("it may know");
     relay.listen().await.expect("it may listen");
     assert!(relay.lead(&identity).await.expect("it may relay"));
-    let found = relay.waiting(0, PORTION, DAY).await.expect("it may read");
-    let ids: Vec<i64> = found.into_iter().map(|row| row.expect("text").id).collect();
-    assert_eq!(ids.len(), 3);
+    let ids = relay.waiting(ROWS).await.expect("it may look");
+    assert_eq!(relay.read(&ids, BYTES, DAY).await.expect("and read").len(), 3);
     relay.take(&[(ids[0], "app_1".to_owned())], DAY).await.expect("it may mark");
-    relay.refuse(&[Refusal { id: ids[0], error: "no".to_owned(), is_certain: true }]).await.expect("and refuse");
+    relay.refuse(&[Refusal { id: ids[0], error: "no".to_owned(), sent: Sent::No }]).await.expect("and refuse");
     relay.remove(&ids).await.expect("and remove");
     assert!(relay.install(&Installation::default()).await.is_err(), "but not change the outbox itself");
 }

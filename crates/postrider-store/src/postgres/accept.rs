@@ -9,8 +9,8 @@
 
 use super::{
     Db, Error, Result, execute,
-    news::{Event, To},
-    rows,
+    news::{self, Event, To},
+    one, rows,
     settle::{Cycle, Start, start_many},
 };
 use crate::{
@@ -61,6 +61,11 @@ impl Incoming<'_> {
         self.answer.is_none()
     }
 
+    /// Until when it is not to be sent.
+    fn put_off(&self) -> Option<Timestamp> {
+        self.message.content.deliver_at.filter(|due| *due > self.message.at)
+    }
+
     /// What counts it at an endpoint: all FIFO deliveries of an endpoint are counted together, the others by their key.
     fn counter(&self, endpoint: EndpointKey) -> Option<(i64, i64)> {
         let whole_lane = self.message.fifo.contains(&endpoint).then_some(WHOLE_LANE);
@@ -107,10 +112,11 @@ pub async fn accept(db: &Db, here: &Here<'_>, keys: &[i64], messages: &[&NewMess
     count(db, here, &mut batch).await?;
     insert(db, &batch).await?;
     expire_later(db, &batch).await?;
+    let served = news::pass_on(db, &passed_on(here, &batch)).await?;
     let mut received = Received::default();
     let mut starts = Vec::new();
     for incoming in batch {
-        received.take(here, incoming, &mut starts);
+        received.take(here, &served, incoming, &mut starts);
     }
     start_many(db, &starts).await?;
     received.coalesce(here);
@@ -118,24 +124,28 @@ pub async fn accept(db: &Db, here: &Here<'_>, keys: &[i64], messages: &[&NewMess
 }
 
 impl Received {
-    fn take(&mut self, here: &Here<'_>, incoming: Incoming<'_>, starts: &mut Vec<Start>) {
-        let Incoming { message, key, order, answer, sequences, behind } = incoming;
-        if let Some(answer) = answer {
+    fn take(&mut self, here: &Here<'_>, served: &HashSet<i64>, mut incoming: Incoming<'_>, starts: &mut Vec<Start>) {
+        if let Some(answer) = incoming.answer.take() {
             self.answers.push(answer);
             return;
         }
+        let is_passed_on =
+            |endpoint: &EndpointKey| served.contains(&incoming.key) && incoming.counter(*endpoint).is_none();
+        let kept: Vec<EndpointKey> = incoming.message.owed.iter().copied().filter(|one| !is_passed_on(one)).collect();
+        let later = incoming.put_off();
+        let Incoming { message, key, order, sequences, behind, .. } = incoming;
         self.answers.push(Ok(Accepted::Now(MessageKey::new(key))));
         let shard = Shard::of(message.app);
-        let later = message.content.deliver_at.filter(|due| *due > message.at);
         let waits =
             |endpoint: &EndpointKey| later.is_some() || !here.owned.contains(shard) || behind.contains(endpoint);
-        let (waiting, handed): (Vec<EndpointKey>, Vec<EndpointKey>) = message.owed.iter().partition(|one| waits(one));
+        let (waiting, handed): (Vec<EndpointKey>, Vec<EndpointKey>) = kept.into_iter().partition(waits);
         for endpoint in waiting {
             let id = DeliveryId { endpoint, message: MessageKey::new(key), trigger: Trigger::Scheduled };
             let (due, cycle) = match later {
                 // How long it may wait untried counts from when it was wanted, not from when it was handed in.
                 Some(due) => (due, Cycle::Again { number: 0, queued_at: due }),
-                None => (time_of_key(key), Cycle::First),
+                // The key is for order: it may be ahead of the time.
+                None => (message.at, Cycle::First),
             };
             starts.push(Start { id, order, due, cycle });
             self.events.push(Event { to: To::Owner(shard), what: Committed::Waiting { endpoint, due } });
@@ -179,6 +189,19 @@ impl Received {
             None => true,
         });
     }
+}
+
+/// Messages that another node may serve and that have deliveries which are bound by no order. What is bound gets a row: by
+/// its rows whoever accepts the next of a run knows what that must not overtake.
+fn passed_on(here: &Here<'_>, batch: &[Incoming<'_>]) -> Vec<(Shard, i64)> {
+    let is_passed_on = |incoming: &&Incoming<'_>| {
+        incoming.is_new()
+            && !here.owned.has_lanes_of(incoming.message.app)
+            && incoming.put_off().is_none()
+            && incoming.message.owed.iter().any(|endpoint| incoming.counter(*endpoint).is_none())
+    };
+    let passed_on = batch.iter().filter(is_passed_on);
+    passed_on.map(|incoming| (Shard::of(incoming.message.app), incoming.key)).collect()
 }
 
 /// Recognises repeated requests. Keys are written in order, so that two nodes do not wait for one another crosswise.
@@ -341,6 +364,45 @@ async fn count(db: &Db, here: &Here<'_>, batch: &mut [Incoming<'_>]) -> Result<(
     )
     .await?;
     Ok(())
+}
+
+/// Whose rows a batch may add to or take from, and what counts those.
+pub fn runs_of<'b>(
+    messages: &[&NewMessage],
+    others: impl Iterator<Item = (EndpointKey, Option<OrderKey>)> + 'b,
+) -> BTreeSet<(i64, i64)> {
+    let mut runs = BTreeSet::new();
+    for message in messages {
+        let order = message.content.ordering_key.as_deref().map(OrderKey::of);
+        for endpoint in &message.owed {
+            let whole_lane = message.fifo.contains(endpoint).then_some(WHOLE_LANE);
+            runs.extend(whole_lane.or(order.map(OrderKey::raw)).map(|order| (endpoint.raw(), order)));
+        }
+    }
+    for (endpoint, order) in others {
+        let Some(order) = order else { continue };
+        // By which of them it was counted depends on what the endpoint was then.
+        runs.extend([(endpoint.raw(), order.raw()), (endpoint.raw(), WHOLE_LANE)]);
+    }
+    runs
+}
+
+/// Keeps other nodes from these runs until the end of the transaction, and returns the greatest key among them. Whoever
+/// puts a row into its place must see all rows of its run: two who did so side by side would each miss the other's.
+pub async fn hold_runs(db: &Db, runs: &BTreeSet<(i64, i64)>) -> Result<i64> {
+    let held = one(
+        db,
+        "SELECT coalesce(max(last_key), 0) FROM (
+             SELECT last_key FROM sequence JOIN unnest($1::bigint[], $2::bigint[]) AS run (endpoint, order_key)
+                 USING (endpoint, order_key)
+             ORDER BY endpoint, order_key FOR NO KEY UPDATE OF sequence) AS held",
+        &[
+            &runs.iter().map(|(endpoint, _)| *endpoint).collect::<Vec<_>>(),
+            &runs.iter().map(|(_, order)| *order).collect::<Vec<_>>(),
+        ],
+    )
+    .await?;
+    Ok(held.get(0))
 }
 
 /// The runs that another node added to last, and in which something still waits: this node may not have heard of it yet,

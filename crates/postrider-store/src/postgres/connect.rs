@@ -1,103 +1,22 @@
-//! Getting to the database: its address, its settings, and connections that give up in time.
+//! Opening the store: the database must be one that can be used, and is brought up to date.
 
 use super::{
-    Db, Error, KeeperHandle, PostgresStore, describe,
+    DatabaseUrl, Db, Error, KeeperHandle, PostgresStore, describe,
+    ears::Ears,
     jobs::Writer,
     leases::{self, Keeper},
-    news, one,
+    one,
     readers::Readers,
     rows, schema,
     shared::Shared,
-    tls::Rustls,
 };
 use crate::{Migrated, StoreError};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolConfig, RecyclingMethod, Runtime, Timeouts};
 use postrider_engine::Timestamp;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, pem::PemObject},
-};
 use std::{
-    fmt,
-    future::poll_fn,
-    str::FromStr,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::{mpsc, oneshot};
-use tokio_postgres::{
-    AsyncMessage, Config, NoTls, Socket,
-    config::{Host, SslMode},
-    tls::{MakeTlsConnect, TlsConnect},
-};
-
-/// Where the database is. It shows itself without its password.
-#[derive(Clone)]
-pub struct DatabaseUrl {
-    config: Config,
-    /// Whether the URL itself says how TLS is to be used.
-    tls_said: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("not the address of a PostgreSQL database (postgres://user:password@host:port/name): {0}")]
-pub struct BadUrl(String);
-
-impl FromStr for DatabaseUrl {
-    type Err = BadUrl;
-
-    fn from_str(text: &str) -> Result<Self, BadUrl> {
-        if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
-            return Err(BadUrl("it must begin with postgres://".to_owned()));
-        }
-        let config: Config = text.parse().map_err(|error| BadUrl(describe(&error)))?;
-        if config.get_hosts().is_empty() {
-            return Err(BadUrl("it names no host".to_owned()));
-        }
-        Ok(Self { config, tls_said: text.contains("sslmode=") })
-    }
-}
-
-impl fmt::Display for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = match self.config.get_hosts().first() {
-            Some(Host::Tcp(name)) => name.clone(),
-            Some(Host::Unix(folder)) => folder.display().to_string(),
-            None => String::new(),
-        };
-        let port = self.config.get_ports().first().copied().unwrap_or(5432);
-        write!(f, "{} on {host}:{port}", self.config.get_dbname().unwrap_or("the user's own database"))
-    }
-}
-
-impl fmt::Debug for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DatabaseUrl({self})")
-    }
-}
-
-impl DatabaseUrl {
-    /// Its name, if the URL says it.
-    pub fn database(&self) -> Option<&str> {
-        self.config.get_dbname()
-    }
-
-    fn is_local(&self) -> bool {
-        self.config.get_hosts().iter().all(|host| match host {
-            Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()),
-            Host::Unix(_) => true,
-        })
-    }
-
-    /// What is said in the URL counts. Otherwise a connection that leaves the machine is secured, or not made at all.
-    fn tls(&self) -> SslMode {
-        match (self.tls_said, self.is_local()) {
-            (true, _) => self.config.get_ssl_mode(),
-            (false, true) => SslMode::Disable,
-            (false, false) => SslMode::Require,
-        }
-    }
-}
 
 /// What suits most, and what tests want otherwise.
 #[derive(Clone, Debug)]
@@ -131,15 +50,15 @@ impl Default for PostgresOptions {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the database {url} cannot be reached: {cause}")]
+    #[error("no connection to the database {url}: {cause}")]
     Unreachable { url: String, cause: String },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
     #[error("the database is PostgreSQL {found}; Postrider needs 15 or later")]
     TooOld { found: String },
     #[error(
-        "connections to the database are not Postrider's own, as behind a pooler such as PgBouncer; it needs to connect to \
-         PostgreSQL directly"
+        "a pooler in transaction mode stands before the database and lends connections out; Postrider needs its own, \
+         so connect to PostgreSQL directly, or let the pooler work in session mode"
     )]
     Pooled,
     #[error("the certificates for the database cannot be read: {0}")]
@@ -162,8 +81,11 @@ impl PostgresStore {
         writer.turn(|turn| Box::pin(async { leases::now(turn.db()).await.map(drop) })).await.map_err(cannot)?;
         let mut ears = Ears::new(url.clone(), options.clone());
         ears.prove(writer.shared().tenure().0).await?;
+        let failed = |error: Error| OpenError::Database(describe(&error));
+        // Here and not with the tables, which are looked at twice when they are new.
+        warn_of_settings(ears.db().map_err(failed)?).await.map_err(failed)?;
         let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
-        keeper.begin(now).await.map_err(|error| OpenError::Database(describe(&error)))?;
+        keeper.begin(now).await.map_err(failed)?;
         let keeping = tokio::spawn(keeper.keep(stopped));
         Ok(Self {
             readers: Readers::new(pool(READERS)?, READ_MAX),
@@ -178,24 +100,13 @@ impl PostgresStore {
 
 /// Brings the tables up to date. Several nodes may try at once: one does it, and the others wait.
 pub async fn migrate(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Migrated, OpenError> {
-    let pool = url.pool(options, 1)?;
-    let unreachable = |cause: String| OpenError::Unreachable { url: url.to_string(), cause };
-    let client = pool.get().await.map_err(|error| match describe(&error) {
-        cause if cause.contains("unsupported startup parameter") => OpenError::Pooled,
-        cause => unreachable(cause),
-    })?;
+    let (client, _) = url.connect_surely(options).await?;
     let failed = |error: Error| OpenError::Database(describe(&error));
     let server: i64 =
         one(&client, "SELECT current_setting('server_version_num')::bigint", &[]).await.map_err(failed)?.get(0);
     if server / 10_000 < SERVER_MIN {
         return Err(OpenError::TooOld { found: (server / 10_000).to_string() });
     }
-    // Whoever stands in between and drops what a connection asks for also lends it out between transactions.
-    let sql = "SELECT current_setting('plan_cache_mode') = 'force_generic_plan'";
-    if !one(&client, sql, &[]).await.map_err(failed)?.get::<_, bool>(0) {
-        return Err(OpenError::Pooled);
-    }
-    warn_of_settings(&client).await.map_err(failed)?;
     let migrated = schema::migrate(&client).await.map_err(failed)?;
     if migrated.from > schema::VERSION {
         return Err(OpenError::TooNew { found: migrated.from, known: schema::VERSION });
@@ -215,8 +126,9 @@ async fn warn_of_settings(db: &Db) -> Result<(), Error> {
 pub async fn careless_settings(db: &Db) -> Result<Vec<(String, String, &'static str)>, Error> {
     let found = rows(
         db,
-        "SELECT name, setting FROM pg_settings
-         WHERE (name, setting) IN (('fsync', 'off'), ('full_page_writes', 'off'), ('synchronous_commit', 'off'))
+        // As connections get them: ours are set otherwise where that does no harm.
+        "SELECT name, reset_val FROM pg_settings
+         WHERE (name, reset_val) IN (('fsync', 'off'), ('full_page_writes', 'off'), ('synchronous_commit', 'off'))
          ORDER BY name",
         &[],
     )
@@ -236,184 +148,3 @@ pub const NODE_CONNECTIONS: usize = READERS + SEARCHERS + 2;
 /// A look takes no longer than a statement may; a search may be several.
 const READ_MAX: Duration = Duration::from_secs(20);
 const SEARCH_MAX: Duration = Duration::from_secs(60);
-
-/// A connection on which a node is told that there are news, and by which it keeps its lease.
-pub struct Ears {
-    url: DatabaseUrl,
-    options: PostgresOptions,
-    open: Option<Open>,
-}
-
-struct Open {
-    db: Db,
-    /// Whose channel it listens to.
-    node: i64,
-    heard: mpsc::Receiver<()>,
-    since: Instant,
-}
-
-impl Ears {
-    pub fn new(url: DatabaseUrl, options: PostgresOptions) -> Self {
-        Self { url, options, open: None }
-    }
-
-    pub fn db(&self) -> Result<&Db, Error> {
-        self.open.as_ref().map(|open| &open.db).ok_or_else(|| Error::Unreachable("no connection".to_owned()))
-    }
-
-    pub fn shut(&mut self) {
-        self.open = None;
-    }
-
-    /// How long it has been in touch with the database without a break.
-    pub fn in_touch_for(&self) -> Duration {
-        self.open.as_ref().map_or(Duration::ZERO, |open| open.since.elapsed())
-    }
-
-    /// Waits until there is something to read. Without a connection, for ever.
-    pub async fn heard(&mut self) {
-        match &mut self.open {
-            Some(open) => match open.heard.recv().await {
-                Some(()) => {}
-                None => std::future::pending().await,
-            },
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Listens on behalf of a node.
-    pub async fn open(&mut self, node: i64) -> Result<(), Error> {
-        if self.open.as_ref().is_some_and(|open| open.node == node && !open.db.is_closed()) {
-            return Ok(());
-        }
-        self.open = None;
-        let (db, heard) = self.url.connect(&self.options).await?;
-        // The names are made of a number.
-        db.batch_execute(&format!("LISTEN {}; LISTEN {}", news::channel(node), news::EVERYONE)).await?;
-        self.open = Some(Open { db, node, heard, since: Instant::now() });
-        Ok(())
-    }
-
-    /// Makes sure that what is told is heard: a pooler that lends out connections swallows it.
-    pub async fn prove(&mut self, node: i64) -> Result<(), OpenError> {
-        let failed = |error: Error| OpenError::Database(describe(&error));
-        self.open(node).await.map_err(failed)?;
-        let db = self.db().map_err(failed)?;
-        rows(db, "SELECT pg_notify($1, '')", &[&news::channel(node)]).await.map_err(failed)?;
-        match tokio::time::timeout(HEARD_WITHIN, self.heard()).await {
-            Ok(()) => Ok(()),
-            Err(_) => Err(OpenError::Pooled),
-        }
-    }
-}
-
-const HEARD_WITHIN: Duration = Duration::from_secs(3);
-
-async fn connect_and_listen<T>(config: &Config, tls: T) -> Result<(Db, mpsc::Receiver<()>), Error>
-where
-    T: MakeTlsConnect<Socket> + Send + 'static,
-    T::Stream: Send,
-    T::TlsConnect: Send,
-    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
-{
-    let (client, mut connection) = config.connect(tls).await?;
-    // One is as good as many.
-    let (tell, heard) = mpsc::channel(1);
-    let listening = tokio::spawn(async move {
-        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            if let AsyncMessage::Notification(_) = message {
-                let _ = tell.try_send(());
-            }
-        }
-    });
-    Ok((Db::new(client, listening), heard))
-}
-
-/// A statement that takes longer is called off by the server, as is a wait for a lock.
-const STATEMENT_MAX: Duration = Duration::from_secs(15);
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
-/// A transaction whose client has fallen silent is undone. It is shorter than the usual lease: such a client may hold up
-/// those who want to take its lanes over.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
-
-/// What is asked here is asked along an index. By figures that are old while a table grows, the planner would rather read
-/// and sort all of it, and keep to that. Where it has no choice, such a way counts as dear beyond measure, for which the
-/// server would otherwise compile it first.
-///
-/// Each statement is planned once per connection: with many partitions that takes longer than carrying it out.
-const PLANNER: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off -c plan_cache_mode=force_generic_plan";
-
-const CONNECT_MAX: Duration = Duration::from_secs(5);
-
-impl DatabaseUrl {
-    /// The configuration of every connection: nothing may wait for ever.
-    pub fn config(&self, name: &str) -> Config {
-        let mut config = self.config.clone();
-        let timeouts = format!(
-            "{PLANNER} -c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={}",
-            STATEMENT_MAX.as_millis(),
-            LOCK_WAIT_MAX.as_millis(),
-            SILENCE_MAX.as_millis(),
-        );
-        let options = match config.get_options() {
-            Some(given) => format!("{timeouts} {given}"),
-            None => timeouts,
-        };
-        config
-            .options(options)
-            .application_name(format!("postrider {name}"))
-            .connect_timeout(CONNECT_MAX)
-            .keepalives_idle(Duration::from_secs(5))
-            .keepalives_interval(Duration::from_secs(3))
-            .keepalives_retries(3)
-            .tcp_user_timeout(Duration::from_secs(15))
-            .ssl_mode(self.tls());
-        config
-    }
-
-    /// One connection, and word of whatever it is notified of.
-    pub(crate) async fn connect(&self, options: &PostgresOptions) -> Result<(Db, mpsc::Receiver<()>), Error> {
-        let config = self.config(&options.name);
-        let connecting = async {
-            match self.tls() {
-                SslMode::Disable => connect_and_listen(&config, NoTls).await,
-                _ => {
-                    let tls = tls_config(options).map_err(|error| Error::Unreachable(error.to_string()))?;
-                    connect_and_listen(&config, Rustls::new(tls)).await
-                }
-            }
-        };
-        tokio::time::timeout(CONNECT_MAX, connecting).await.unwrap_or(Err(Error::TooSlow))
-    }
-
-    pub fn pool(&self, options: &PostgresOptions, size: usize) -> Result<Pool, OpenError> {
-        let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let config = self.config(&options.name);
-        let manager = match self.tls() {
-            SslMode::Disable => Manager::from_config(config, NoTls, manager_config),
-            _ => Manager::from_config(config, Rustls::new(tls_config(options)?), manager_config),
-        };
-        let timeouts = Timeouts { wait: Some(STATEMENT_MAX), create: Some(CONNECT_MAX), recycle: Some(CONNECT_MAX) };
-        Pool::builder(manager)
-            .config(PoolConfig { max_size: size, timeouts, ..PoolConfig::default() })
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| OpenError::Database(error.to_string()))
-    }
-}
-
-fn tls_config(options: &PostgresOptions) -> Result<ClientConfig, OpenError> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(pem) = &options.ca_pem {
-        for certificate in CertificateDer::pem_slice_iter(pem) {
-            let certificate = certificate.map_err(|error| OpenError::Certificates(error.to_string()))?;
-            roots.add(certificate).map_err(|error| OpenError::Certificates(error.to_string()))?;
-        }
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    Ok(ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| OpenError::Certificates(error.to_string()))?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
-}

@@ -6,23 +6,23 @@
 //! so on a searcher's connection, which holds up nobody who delivers.
 
 use super::{
-    Db, Result, execute, history,
+    Db, Result, execute,
+    history::{self, ATTEMPT_COLUMNS, attempt_from},
     jobs::Turn,
-    one, row, rows, settings,
+    row, rows, settings,
     settle::{Cycle, Start, start_many},
     small, tidy,
 };
 use crate::{
-    Committed, Cut, DeadFilter, DeadKey, DeadLetter, Order, Page, PutError, Remember,
+    Committed, Cut, DeadFilter, DeadKey, DeadLetter, Message, Order, Page, PutError, Remember,
     rows::{
         codes::{death_code, death_of},
         extra::order_of,
         paging::{Span, in_list_order},
     },
 };
-use postrider_engine::{
-    AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, policy::DeathReason,
-};
+use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, policy::DeathReason};
+use std::collections::{BTreeMap, BTreeSet};
 use tokio_postgres::{Row, types::ToSql};
 
 /// Letters looked at in one go.
@@ -34,9 +34,8 @@ pub async fn dead_letters(db: &Db, app: AppKey, filter: &DeadFilter, page: &Page
     while found.len() < page.limit
         && let Some(chunk) = open.next_chunk(db).await?
     {
-        for dead in chunk.into_iter().take(page.limit - found.len()) {
-            found.extend(read_letter(db, app, dead).await?);
-        }
+        let room = page.limit - found.len();
+        found.extend(read_letters(db, app, &chunk[..chunk.len().min(room)]).await?);
     }
     Ok(in_list_order(page, found))
 }
@@ -62,7 +61,7 @@ pub async fn dead_letter(db: &Db, app: AppKey, key: DeadKey) -> Result<Option<De
     )
     .await?;
     match found {
-        Some(row) => read_letter(db, app, Dead::from_row(&row)?).await,
+        Some(row) => Ok(read_letters(db, app, &[Dead::from_row(&row)?]).await?.pop()),
         None => Ok(None),
     }
 }
@@ -324,7 +323,12 @@ fn select_open(filter: &DeadFilter, reading: Order) -> String {
         None => format!("(message, endpoint) {after} ($10, $11)"),
     };
     let asked_for: String = [
-        (!filter.messages.is_empty(), " AND message = ANY($2)"),
+        // The bounds keep it from going through all letters for those of a few messages.
+        (
+            !filter.messages.is_empty(),
+            " AND message = ANY($2) AND message >= (SELECT min(wanted) FROM unnest($2) AS wanted)
+              AND message <= (SELECT max(wanted) FROM unnest($2) AS wanted)",
+        ),
         (filter.reason.is_some(), " AND reason = $3"),
         (filter.since.is_some(), " AND at >= $5"),
         (filter.until.is_some(), " AND at < $6"),
@@ -338,27 +342,45 @@ fn select_open(filter: &DeadFilter, reading: Order) -> String {
     )
 }
 
-async fn read_letter(db: &Db, app: AppKey, dead: Dead) -> Result<Option<DeadLetter>> {
-    let DeadKey { message, endpoint } = dead.key;
-    let Some(found) = history::read_message(db, message.raw()).await?.filter(|found| found.app == app) else {
-        return Ok(None);
+/// Those whose messages are still there, in the order given.
+async fn read_letters(db: &Db, app: AppKey, letters: &[Dead]) -> Result<Vec<DeadLetter>> {
+    let of_letters = letters.iter().map(|dead| dead.key.message);
+    let Some((messages, first, last)) = history::bounds(of_letters.clone()) else { return Ok(Vec::new()) };
+    let endpoints: Vec<i64> = letters.iter().map(|dead| dead.key.endpoint.raw()).collect();
+    let distinct: Vec<MessageKey> = of_letters.collect::<BTreeSet<_>>().into_iter().collect();
+    let contents = history::read_messages(db, &distinct).await?;
+    let contents: BTreeMap<MessageKey, Message> = contents.into_iter().map(|message| (message.key, message)).collect();
+    let sql = format!(
+        "SELECT given.letter, last.* FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY
+             AS given (of_message, of_endpoint, letter)
+         CROSS JOIN LATERAL (
+             SELECT count(*) OVER () AS tries, {ATTEMPT_COLUMNS} FROM attempt
+             WHERE message = given.of_message AND message >= $3 AND message <= $4 AND endpoint = given.of_endpoint
+             ORDER BY key DESC LIMIT 1
+         ) AS last"
+    );
+    let mut tries = BTreeMap::new();
+    for row in rows(db, &sql, &[&messages, &endpoints, &first, &last]).await? {
+        tries.insert(row.get::<_, i64>("letter"), (row.get::<_, i64>("tries"), attempt_from(&row)?));
+    }
+    let letter = |(number, dead): (i64, &Dead)| {
+        let message = contents.get(&dead.key.message).filter(|found| found.app == app)?;
+        let (attempts, last_attempt) = match tries.remove(&number) {
+            Some((count, last)) => (u32::try_from(count).unwrap_or(u32::MAX), Some(last)),
+            None => (0, None),
+        };
+        Some(DeadLetter {
+            message: message.clone(),
+            endpoint: dead.key.endpoint,
+            reason: dead.reason,
+            at: dead.at,
+            cycle: dead.cycle,
+            replayed_at: dead.replayed_at,
+            attempts,
+            last_attempt,
+        })
     };
-    let sql = "SELECT count(*), max(key) FROM attempt WHERE message = $1 AND endpoint = $2";
-    let tried = one(db, sql, &[&message.raw(), &endpoint.raw()]).await?;
-    let last_attempt = match tried.get::<_, Option<i64>>(1) {
-        Some(last) => history::attempt(db, message, AttemptKey::new(last)).await?,
-        None => None,
-    };
-    Ok(Some(DeadLetter {
-        message: found,
-        endpoint,
-        reason: dead.reason,
-        at: dead.at,
-        cycle: dead.cycle,
-        replayed_at: dead.replayed_at,
-        attempts: u32::try_from(tried.get::<_, i64>(0)).unwrap_or(u32::MAX),
-        last_attempt,
-    }))
+    Ok((1..).zip(letters).filter_map(letter).collect())
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use super::{
     DatabaseUrl, Db, PostgresOptions, Result,
-    connect::{Ears, NODE_CONNECTIONS, SERVER_MIN, careless_settings},
-    describe, leases, one, row, rows, schema, visit,
+    connect::{NODE_CONNECTIONS, SERVER_MIN, careless_settings},
+    describe,
+    ears::Ears,
+    leases, one, row, rows, schema, visit,
 };
 use crate::doctor::{self, Finding};
 use postrider_engine::Timestamp;
@@ -11,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// `clock`: what this machine believes the time to be.
 pub async fn examine(url: &DatabaseUrl, options: &PostgresOptions, clock: fn() -> Timestamp) -> Vec<Finding> {
+    // By a name of its own, so that it is not taken for the node that runs here.
+    let options = &PostgresOptions { name: "doctor".to_owned(), ..options.clone() };
     let db = match visit::connect(url, options).await {
         Ok(db) => db,
         Err(error) => return vec![Finding::problem(DATABASE, error.to_string())],
@@ -26,6 +30,7 @@ pub async fn examine(url: &DatabaseUrl, options: &PostgresOptions, clock: fn() -
     add(NOTIFICATIONS, notifications(url, options).await);
     add(CLOCK, clock_skew(&db, clock).await);
     add(DURABILITY, durability(&db).await);
+    add(CHECKPOINTS, checkpoints(&db).await);
     add(CONNECTIONS, connections(&db).await);
     add(TRANSACTIONS, transactions(&db).await);
     let version = schema::version(&db).await;
@@ -60,13 +65,20 @@ async fn server(db: &Db) -> Result<Vec<Finding>> {
     let found = one(
         db,
         "SELECT current_setting('server_version_num')::bigint / 10000, current_setting('server_version'),
-                pg_size_pretty(pg_database_size(current_database()))",
+                pg_size_pretty(pg_database_size(current_database())), pg_is_in_recovery(),
+                current_setting('default_transaction_read_only') = 'on'",
         &[],
     )
     .await?;
     let (major, version, size): (i64, &str, &str) = (found.get(0), found.get(1), found.get(2));
+    let (is_standby, is_read_only): (bool, bool) = (found.get(3), found.get(4));
     Ok(vec![if major < SERVER_MIN {
         Finding::problem(SERVER, format!("PostgreSQL {version}; Postrider needs {SERVER_MIN} or later"))
+    } else if is_standby {
+        Finding::problem(SERVER, format!("PostgreSQL {version}, a standby, which takes no writes; name the primary"))
+    } else if is_read_only {
+        let words = "default_transaction_read_only = on, so that nothing can be written; turn it off for this role";
+        Finding::problem(SERVER, format!("PostgreSQL {version}: {words}"))
     } else {
         Finding::fine(SERVER, format!("PostgreSQL {version}, {size} in this database"))
     }])
@@ -123,6 +135,27 @@ async fn durability(db: &Db) -> Result<Vec<Finding>> {
     Ok(vec![Finding::fine(DURABILITY, format!("a commit is {reach} before it is answered"))])
 }
 
+async fn checkpoints(db: &Db) -> Result<Vec<Finding>> {
+    let version = one(db, "SELECT current_setting('server_version_num')::bigint", &[]).await?;
+    let counts = if version.get::<_, i64>(0) >= 170_000 {
+        "SELECT num_timed, num_requested, current_setting('max_wal_size') FROM pg_stat_checkpointer"
+    } else {
+        "SELECT checkpoints_timed, checkpoints_req, current_setting('max_wal_size') FROM pg_stat_bgwriter"
+    };
+    let found = one(db, counts, &[]).await?;
+    Ok(vec![judge_checkpoints(found.get(0), found.get(1), found.get(2))])
+}
+
+/// Those that come by size come when most is written, and make it slow.
+fn judge_checkpoints(timed: i64, requested: i64, wal_max: &str) -> Finding {
+    if requested > timed && requested > CHECKPOINTS_FEW {
+        let words = format!("{requested} of {} came by size and not by time", timed + requested);
+        Finding::warning(CHECKPOINTS, format!("{words}; raise max_wal_size, which is {wal_max}"))
+    } else {
+        Finding::fine(CHECKPOINTS, format!("they come by time; max_wal_size is {wal_max}"))
+    }
+}
+
 async fn connections(db: &Db) -> Result<Vec<Finding>> {
     // What others do is hidden from an ordinary role; how many they are is not.
     let found = one(
@@ -160,11 +193,25 @@ async fn transactions(db: &Db) -> Result<Vec<Finding>> {
                  gets slower"
             ),
         ),
-        Some(_) | None => Finding::fine(TRANSACTIONS, "none is open for long"),
+        Some(_) | None => {
+            // What others get, who do not set it themselves as we do.
+            let sql = "SELECT reset_val || unit FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'";
+            let words = match one(db, sql, &[]).await?.get(0) {
+                "0ms" => {
+                    "and one that others leave open is never ended: idle_in_transaction_session_timeout is 0".to_owned()
+                }
+                limit => format!("and one that others leave open is ended after {limit}"),
+            };
+            Finding::fine(TRANSACTIONS, format!("none is open for long, {words}"))
+        }
     }])
 }
 
 async fn vacuum(db: &Db) -> Result<Vec<Finding>> {
+    if one(db, "SELECT current_setting('autovacuum')", &[]).await?.get::<_, &str>(0) == "off" {
+        let words = "autovacuum is off, and what is deleted stays in the way for ever; turn it on";
+        return Ok(vec![Finding::problem(VACUUM, words)]);
+    }
     let found =
         row(db, "SELECT n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE relid = 'waiting'::regclass", &[])
             .await?;
@@ -182,7 +229,11 @@ async fn nodes(db: &Db) -> Result<Vec<Finding>> {
         db,
         "SELECT node.name, coalesce(extract(epoch FROM clock_timestamp() - lease.until), 0)::bigint,
                 lease.until IS NULL OR lease.until < clock_timestamp(),
-                (SELECT count(*) FROM shard WHERE shard.node = node.id)
+                (SELECT count(*) FROM shard WHERE shard.node = node.id),
+                -- PostgreSQL shows other characters otherwise.
+                node.name ~ '^[ -~]*$' AND NOT EXISTS (
+                    SELECT 1 FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'postrider ' || node.name)
          FROM node LEFT JOIN lease ON lease.node = node.id ORDER BY node.id",
         &[],
     )
@@ -193,9 +244,12 @@ async fn nodes(db: &Db) -> Result<Vec<Finding>> {
     Ok(found
         .iter()
         .map(|row| {
-            let (name, over, is_over, shards): (&str, i64, bool, i64) =
-                (row.get(0), row.get(1), row.get(2), row.get(3));
-            if is_over {
+            let (name, over, is_over, shards, is_away): (&str, i64, bool, i64, bool) =
+                (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+            if is_away && !is_over {
+                let words = "has a lease and no connection: it has lost it just now, or this is a copy of the database it runs on";
+                Finding::warning(NODES, format!("{name} {words}"))
+            } else if is_over {
                 let words =
                     format!("{name} is not heard of since its lease ended {over} s ago; any other node takes over");
                 Finding::warning(NODES, words)
@@ -248,6 +302,7 @@ const SERVER: &str = "server";
 const NOTIFICATIONS: &str = "notifications";
 const CLOCK: &str = "clock";
 const DURABILITY: &str = "durability";
+const CHECKPOINTS: &str = "checkpoints";
 const CONNECTIONS: &str = "connections";
 const TRANSACTIONS: &str = "transactions";
 const TABLES: &str = "tables";
@@ -263,6 +318,8 @@ const FAR: Duration = Duration::from_millis(10);
 const SKEW_MILLIS: i64 = 1_000;
 const SKEW_MILLIS_MAX: i64 = 60_000;
 const OPEN_SECONDS: i64 = 300;
+/// Making a database, or a backup, asks for one as well.
+const CHECKPOINTS_FEW: i64 = 20;
 const DEAD_ROWS: i64 = 100_000;
 
 #[cfg(test)]
@@ -330,6 +387,30 @@ mod tests {
         let (verdict, words) = of(NODES, &found)[0];
         assert!(verdict == Verdict::Warning && words.starts_with("gone is not heard of"), "{words}");
         assert_eq!((of(LANES, &found)[0].0, of(DELIVERIES, &found)[0].0), (Verdict::Warning, Verdict::Warning));
+        // As in a copy that was made while the node ran.
+        db.batch_execute("UPDATE lease SET until = clock_timestamp() + interval '600 seconds'").await.unwrap();
+        let found = examine(&careless, &options, || NOW).await;
+        let (verdict, words) = of(NODES, &found)[0];
+        assert!(verdict == Verdict::Warning && words.starts_with("gone has a lease and no connection"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn a_database_that_takes_no_writes_is_a_problem() {
+        let url = Cluster::shared().fresh_database().await;
+        let read_only = format!("{url}?options=-cdefault_transaction_read_only%3Don").parse().expect("an address");
+        let found = examine(&read_only, &PostgresOptions::default(), machine_time).await;
+        // Whoever finds it out, at the door or inside.
+        let mut problems = found.iter().filter(|finding| finding.verdict == Verdict::Problem);
+        assert!(problems.any(|finding| [DATABASE, SERVER].contains(&finding.what)), "{found:?}");
+    }
+
+    #[test]
+    fn checkpoints_should_come_by_time() {
+        for (timed, requested, verdict) in
+            [(0, 20, Verdict::Fine), (0, 21, Verdict::Warning), (50, 40, Verdict::Fine), (50, 51, Verdict::Warning)]
+        {
+            assert_eq!(judge_checkpoints(timed, requested, "1GB").verdict, verdict, "{timed} {requested}");
+        }
     }
 
     #[tokio::test]

@@ -31,6 +31,10 @@ impl Writer {
         &self.shared
     }
 
+    pub fn is_closed(&self) -> bool {
+        self.jobs.is_closed()
+    }
+
     async fn queue<T, E: From<StoreError>>(&self, job: impl FnOnce(Reply<T, E>) -> Job) -> Result<T, E> {
         let (reply, answer) = oneshot::channel();
         self.jobs.send(job(reply)).map_err(|_| StoreError::Closed)?;
@@ -258,6 +262,8 @@ pub struct Written {
     pub events: Vec<Event>,
     pub handed: Vec<(i64, Vec<EndpointKey>)>,
     pub landed: Vec<(i64, EndpointKey)>,
+    /// News that were taken away.
+    pub heard: Vec<i64>,
     pub through: i64,
     /// Keys of the messages, should the count be gone.
     pub keys: Vec<i64>,

@@ -8,10 +8,18 @@
 //! can begin.
 
 use super::{
-    Db, Error, PostgresOptions, Result, connect::Ears, describe, execute, jobs::Writer, news, one, recover, rows,
+    Db, Error, PostgresOptions, Result, describe,
+    ears::{Ears, Heard},
+    execute,
+    jobs::Writer,
+    news::{self, Read},
+    one,
+    recover::{self, Due},
+    row, rows,
 };
 use crate::{
     Committed,
+    rows::minter::NODES,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::Timestamp;
@@ -19,7 +27,7 @@ use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinHandle};
 use tokio_postgres::types::ToSql;
 
 /// The greatest key that any node has used.
@@ -43,18 +51,23 @@ pub struct Joined {
 /// Adds a node to the others. It has no shards yet.
 pub async fn join(db: &Db, options: &PostgresOptions) -> Result<Joined> {
     let used = greatest_key(db).await?;
-    let joined = one(
-        db,
-        "WITH new AS (
+    // Two nodes whose numbers leave the same rest would make the same keys.
+    let sql = format!(
+        "WITH drawn AS MATERIALIZED (SELECT nextval('node_id') AS id),
+         new AS (
              INSERT INTO node (id, batch, settled_through, minted, name, started_at)
-             VALUES (nextval('node_id'), 0, 9223372036854775807, $1, $2, now()) RETURNING id),
+             SELECT id, 0, 9223372036854775807, $1, $2, now() FROM drawn
+             WHERE NOT EXISTS (SELECT 1 FROM node WHERE node.id % {NODES} = drawn.id % {NODES}) RETURNING id),
          leased AS (
              INSERT INTO lease (node, until) SELECT id, clock_timestamp() + $3 * interval '1 millisecond' FROM new)
-         SELECT id FROM new",
-        &[&used, &options.name, &millis(options.lease)],
-    )
-    .await?;
-    Ok(Joined { node: joined.get(0), used })
+         SELECT id FROM new"
+    );
+    for _ in 0..NODES {
+        if let Some(joined) = row(db, &sql, &[&used, &options.name, &millis(options.lease)]).await? {
+            return Ok(Joined { node: joined.get(0), used });
+        }
+    }
+    Err(Error::Unreachable(format!("it has {NODES} nodes already, and there can be no more")))
 }
 
 fn millis(duration: Duration) -> f64 {
@@ -66,10 +79,12 @@ pub fn sure_until(asked_at: Instant, options: &PostgresOptions) -> Instant {
     asked_at + options.lease.saturating_sub(options.lease / 10)
 }
 
-/// Gives shards back. In a turn.
+/// Gives shards back, and whatever is handed over of them a row. In a turn.
 pub async fn free(db: &Db, node: i64, shards: Shards) -> Result<()> {
-    execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &numbers(shards)])
-        .await?;
+    let shards = numbers(shards);
+    let now = now(db).await?;
+    recover::give_rows(db, node, &shards, Due::AsAccepted { now }).await?;
+    execute(db, "UPDATE shard SET node = NULL WHERE node = $1 AND number = ANY($2)", &[&node, &shards]).await?;
     rows(db, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
     Ok(())
 }
@@ -215,6 +230,9 @@ async fn is_settled(db: &Db) -> Result<bool> {
     Ok(found.get(0))
 }
 
+/// How far apart looks for news are, at least: many that come close together are read together.
+const NEWS_APART: Duration = Duration::from_millis(2);
+
 /// Keeps the lease, the share and the news of one node, beside everything else.
 pub struct Keeper {
     writer: Writer,
@@ -227,6 +245,17 @@ pub struct Keeper {
     due: Option<Timestamp>,
     /// At start: the database has been there for all this time, as far as can be told.
     database_is_settled: bool,
+    /// Taking over and taking shards, beside the heartbeat: they wait for their turn, and the lease must not.
+    acting: Option<JoinHandle<()>>,
+    /// News that were passed on and are to be taken away.
+    passed_on: Vec<i64>,
+    read_at: Option<Instant>,
+    /// Between heartbeats only news past this one are looked for: to get to those, the database steps over all that were
+    /// taken away. One whose commit took longer than from one heartbeat to the next may lie before it.
+    past: i64,
+    /// The last news that were seen, and had been seen at the last heartbeat.
+    seen: i64,
+    seen_before: i64,
 }
 
 impl Keeper {
@@ -239,6 +268,12 @@ impl Keeper {
             tenure: Tenure::default(),
             due: None,
             database_is_settled: false,
+            acting: None,
+            passed_on: Vec::new(),
+            read_at: None,
+            past: 0,
+            seen: 0,
+            seen_before: 0,
         }
     }
 
@@ -250,6 +285,9 @@ impl Keeper {
         // Once to bury the dead and once to take what they leave.
         for _ in 0..2 {
             self.look().await?;
+            if let Some(acting) = self.acting.take() {
+                let _ = acting.await;
+            }
         }
         self.due = None;
         self.database_is_settled = false;
@@ -257,18 +295,32 @@ impl Keeper {
     }
 
     pub async fn keep(mut self, mut stop: oneshot::Receiver<()>) {
+        let mut beat_at = Instant::now() + self.options.heartbeat;
         loop {
-            let shared = self.writer.shared();
-            tokio::select! {
+            let heard = tokio::select! {
                 _ = &mut stop => return,
-                () = tokio::time::sleep(self.options.heartbeat) => {}
-                () = self.ears.heard() => {}
-                () = shared.wake_keeper.notified() => {}
+                () = tokio::time::sleep_until(beat_at.into()) => Heard::Change,
+                heard = self.ears.heard() => heard,
+                () = self.writer.shared().wake_keeper.notified() => Heard::Change,
+            };
+            if self.writer.is_closed() {
+                // Nothing can be written any more: the lanes are better off elsewhere.
+                return;
             }
-            if let Err(error) = self.look().await {
+            let patience = self.options.lease.min(Duration::from_secs(3));
+            let looking = async {
+                match heard {
+                    Heard::Change => {
+                        beat_at = Instant::now() + self.options.heartbeat;
+                        self.look().await
+                    }
+                    Heard::News => self.hear_news().await,
+                }
+            };
+            if let Err(error) = tokio::time::timeout(patience, looking).await.unwrap_or(Err(Error::TooSlow)) {
                 tracing::warn!(error = describe(&error), "the lease could not be renewed; trying again");
                 self.ears.shut();
-                tokio::time::sleep(self.options.heartbeat / 5).await;
+                beat_at = Instant::now() + self.options.heartbeat / 5;
             }
         }
     }
@@ -279,18 +331,23 @@ impl Keeper {
         if tenure != self.tenure {
             self.tenure = tenure;
             self.leaving = Shards::NONE;
+            self.passed_on.clear();
         }
         self.ears.open(tenure.0).await?;
+        // By what was seen before it was done, it would be done again.
+        let is_free = self.acting.as_ref().is_none_or(JoinHandle::is_finished);
         let asked_at = Instant::now();
-        let patience = self.options.lease.min(Duration::from_secs(3));
-        let beat = tokio::time::timeout(patience, beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options)).await;
-        let Some(view) = beat.unwrap_or(Err(Error::TooSlow))? else {
+        let Some(view) = beat(self.ears.db()?, tenure.0, self.is_sure(), &self.options).await? else {
             self.writer.doubt();
             return Ok(());
         };
         shared.renewed(tenure, sure_until(asked_at, &self.options));
-        self.hear_news(tenure).await?;
-        self.act(&view, tenure).await;
+        self.past = 0;
+        self.hear_news().await?;
+        self.past = std::mem::replace(&mut self.seen_before, self.seen);
+        if is_free {
+            self.act(&view, tenure);
+        }
         Ok(())
     }
 
@@ -301,31 +358,72 @@ impl Keeper {
         self.database_is_settled || self.ears.in_touch_for() >= self.options.lease
     }
 
-    async fn hear_news(&mut self, tenure: Tenure) -> Result<()> {
+    async fn hear_news(&mut self) -> Result<()> {
+        if let Some(early) = self.read_at.and_then(|at| NEWS_APART.checked_sub(at.elapsed())) {
+            tokio::time::sleep(early).await;
+        }
         let shared = self.writer.shared();
-        let (ids, news) = news::read(self.ears.db()?, tenure.0, &shared.owned()).await?;
-        shared.tell(news);
-        news::take_away(self.ears.db()?, &ids).await
+        loop {
+            self.read_at = Some(Instant::now());
+            let (cancels, owned, heard) = (shared.cancels(), shared.owned(), shared.heard());
+            let (passed_on, past) = (&self.passed_on, self.past);
+            let messages = shared.has_room();
+            let wanted = news::Wanted { node: self.tenure.0, owned, past, messages, passed_on, heard: &heard };
+            let Read { news, messages, ids, more, last } = news::read(self.ears.db()?, &wanted).await?;
+            self.seen = self.seen.max(last);
+            self.passed_on.clear();
+            let Some(taken) = shared.take_in(self.tenure, cancels, messages) else {
+                if shared.tenure() != self.tenure {
+                    return Ok(());
+                }
+                continue;
+            };
+            let is_stuck = taken.is_empty() && ids.is_empty();
+            // What ends a delivery comes after its message.
+            shared.tell(taken);
+            shared.tell(news);
+            self.passed_on = ids;
+            if !more || is_stuck {
+                return Ok(());
+            }
+        }
     }
 
-    async fn act(&mut self, view: &View, tenure: Tenure) {
-        let Plan { bury, claim: count, leave } = plan(view, tenure.0, self.leaving);
-        for node in bury {
-            self.bury(node).await;
-        }
+    fn act(&mut self, view: &View, tenure: Tenure) {
+        let Plan { bury, claim, leave } = plan(view, tenure.0, self.leaving);
         if !leave.is_empty() {
             self.leaving = self.leaving.with(leave);
             self.writer.leave(leave);
         }
-        if count > 0 {
-            self.claim(tenure, count).await;
-        }
         let mine = view.owned.get(&tenure.0).copied().unwrap_or_default();
         self.leaving = self.leaving.without(Shards::ALL.without(mine));
+        if bury.is_empty() && claim == 0 {
+            return;
+        }
+        let act = Act { writer: self.writer.clone(), tenure, due: self.due, sure: self.is_sure() };
+        let own_at_once = self.options.own_at_once;
+        self.acting = Some(tokio::spawn(async move {
+            for node in bury {
+                act.bury(node).await;
+            }
+            if claim > 0 {
+                act.claim(claim, own_at_once).await;
+            }
+        }));
     }
+}
 
-    async fn bury(&mut self, node: i64) {
-        let (due, sure) = (self.due, self.is_sure());
+/// What a node does about the others.
+struct Act {
+    writer: Writer,
+    tenure: Tenure,
+    due: Option<Timestamp>,
+    sure: bool,
+}
+
+impl Act {
+    async fn bury(&self, node: i64) {
+        let (due, sure) = (self.due, self.sure);
         let buried = self.writer.turn(move |turn| {
             Box::pin(async move {
                 // It may have come back meanwhile; from here on it cannot.
@@ -357,7 +455,8 @@ impl Keeper {
         }
     }
 
-    async fn claim(&mut self, tenure: Tenure, count: usize) {
+    async fn claim(&self, count: usize, own_at_once: bool) {
+        let tenure = self.tenure;
         let claimed = self.writer.turn(move |turn| {
             Box::pin(async move {
                 if turn.tenure() != tenure {
@@ -371,7 +470,7 @@ impl Keeper {
             })
         });
         match claimed.await {
-            Ok(shards) if self.options.own_at_once => drop(self.writer.shared().own(tenure, shards)),
+            Ok(shards) if own_at_once => drop(self.writer.shared().own(tenure, shards)),
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "free lanes could not be taken yet"),
         }

@@ -5,7 +5,7 @@
 //! out together. Where a statement names keys, each is looked up by itself (`LATERAL` with a `LIMIT`), whatever the planner
 //! believes about how many there are: its figures are old while a backlog grows.
 
-use super::{Db, Result, count, one, rows, settings, small};
+use super::{Db, Result, count, one, recover::HAS_NO_ROW, rows, settings, small};
 use crate::{
     LaneFound, Letter, Loaded, Waiting,
     rows::{
@@ -284,6 +284,31 @@ async fn letters(db: &Db, turns: &[Turn]) -> Result<Vec<Arc<Letter>>> {
     let (Some(first), Some(last)) = (messages.iter().min(), messages.iter().max()) else { return Ok(Vec::new()) };
     let found = rows(db, LETTERS, &[&messages, first, last, &LOAD_BYTES_MAX]).await?;
     found.iter().zip(&messages).map(|(row, message)| Ok(Arc::new(letter_from(row, *message)?))).collect()
+}
+
+/// Messages that were passed on by another node, and to whom each is still owed. As many of the first as may be brought at
+/// once; `None`: it is gone.
+pub async fn passed_on(db: &Db, messages: &[i64]) -> Result<Vec<Option<(Letter, Vec<EndpointKey>)>>> {
+    let (Some(first), Some(last)) = (messages.iter().min(), messages.iter().max()) else { return Ok(Vec::new()) };
+    let sql = format!(
+        "SELECT app, event_type, extra, payload, owed FROM (
+            SELECT given.number, found.*, sum(octet_length(found.payload)) OVER (
+                ORDER BY given.number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS bytes_before
+            FROM unnest($1::bigint[]) WITH ORDINALITY AS given (key, number) LEFT JOIN LATERAL (
+                SELECT app, event_type, extra, payload,
+                    ARRAY(SELECT owed.endpoint FROM unnest(message.owed) AS owed (endpoint) WHERE {HAS_NO_ROW}) AS owed
+                FROM message WHERE message.key = given.key AND message.key >= $2 AND message.key <= $3 LIMIT 1
+            ) AS found ON true
+        ) AS wanted
+        WHERE coalesce(bytes_before, 0) <= $4 ORDER BY number"
+    );
+    let found = rows(db, &sql, &[&messages, first, last, &LOAD_BYTES_MAX]).await?;
+    let read = |(row, message): (&Row, &i64)| {
+        let Some(owed) = row.get::<_, Option<Vec<i64>>>("owed") else { return Ok(None) };
+        Ok(Some((letter_from(row, *message)?, owed.into_iter().map(EndpointKey::new).collect())))
+    };
+    found.iter().zip(messages).map(read).collect()
 }
 
 /// The bounds tell the planner which partitions to look into. A payload's length is known without reading it.

@@ -2,15 +2,18 @@
 //!
 //! The same rooms as in `sqlite`. `writer` commits in groups; `accept` and `settle` are what it writes in bulk, beside
 //! other nodes; `settings`, `cancel`, `dead`, `expire`, `tasks`, `steps` and `tidy` are what it writes in turns, while no
-//! other node writes. `readers`' connections look up what `load`, `history` and `dead` ask for. `leases` says which lanes
+//! other node writes. `readers`' connections look up what `load`, `history`, `dead` and `counts` ask for. `leases` says which lanes
 //! are this node's, `news` tells nodes what others changed, `recover` finds what a dead node left without a row, and
 //! `pieces` keeps the partitions.
 
 mod accept;
+mod address;
 mod cancel;
 mod connect;
+mod counts;
 mod dead;
 mod doctor;
+mod ears;
 mod expire;
 mod health;
 mod history;
@@ -19,7 +22,9 @@ mod leases;
 mod load;
 pub(crate) mod moving;
 mod news;
+mod outstanding;
 mod pieces;
+mod reach;
 mod readers;
 mod recover;
 mod schema;
@@ -35,8 +40,10 @@ mod tls;
 mod visit;
 mod writer;
 
-pub use connect::{BadUrl, DatabaseUrl, OpenError, PostgresOptions, migrate};
+pub use address::{BadUrl, DatabaseUrl};
+pub use connect::{OpenError, PostgresOptions, migrate};
 pub use doctor::examine;
+pub(crate) use reach::Bell;
 pub use visit::Visitor;
 
 use crate::{
@@ -143,10 +150,24 @@ impl From<Error> for StoreError {
     }
 }
 
-/// An error with its causes: the outermost one of the driver says nothing.
+/// An error with its causes, each said once: some repeat what caused them, and the outermost ones of the driver and of
+/// the pool say nothing.
 pub(crate) fn describe(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    let mut said: Vec<String> = Vec::new();
+    for cause in std::iter::successors(Some(error), |cause| cause.source()) {
+        let text = cause.to_string();
+        if let Some(last) = said.last_mut()
+            && let Some(own) = last.strip_suffix(&text)
+        {
+            *last = own.trim_end_matches([':', ' ']).to_owned();
+        }
+        said.push(text);
+    }
+    let last = said.last().cloned().unwrap_or_default();
+    said.retain(|text| {
+        !text.is_empty() && !["db error", "Error occurred while creating a new object"].contains(&&text[..])
+    });
+    if said.is_empty() { last } else { said.join(": ") }
 }
 
 /// What every query is made with. Statements are prepared once per connection.
@@ -238,7 +259,7 @@ impl Store for PostgresStore {
         taken.expect("what is committed is listened to once")
     }
 
-    async fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
+    fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
         self.writer.shared().own(tenure, shards)
     }
 
@@ -256,12 +277,16 @@ impl Store for PostgresStore {
         self.writer.shared().tenure()
     }
 
-    fn may_send(&self) -> bool {
-        self.writer.shared().may_send()
+    fn may_send(&self, tenure: Tenure) -> bool {
+        self.writer.shared().may_send(tenure)
     }
 
     fn leads(&self) -> bool {
         self.writer.shared().leads()
+    }
+
+    fn owned(&self) -> Shards {
+        self.writer.shared().owned()
     }
 
     async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
@@ -601,12 +626,13 @@ impl Store for PostgresStore {
         Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
     }
 
-    async fn counts(&self) -> Result<Counts, StoreError> {
-        look!(self.searchers, |db| {
-            let row = one(db, "SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM dead WHERE open = 1)", &[])
-                .await?;
-            Ok(Counts { waiting: count(row.get(0)), dead: count(row.get(1)) })
-        })
+    async fn counts(&self, shards: Shards) -> Result<Counts, StoreError> {
+        look!(self.searchers, |db| counts::counts(db, shards).await)
+    }
+
+    fn is_open(&self) -> bool {
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.writing.is_finished() && keeper.as_ref().is_some_and(|keeper| !keeper.keeping.is_finished())
     }
 
     async fn close(&self) {

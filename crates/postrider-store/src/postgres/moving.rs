@@ -4,9 +4,8 @@ use super::{
     DatabaseUrl, Db, Error, PostgresOptions, Result, describe, execute, migrate, one, pieces, recover, row, rows,
     schema, visit,
 };
-use crate::moving::{Cell, MoveError, Plan, TABLES, Table};
+use crate::moving::{Cell, MoveError, Plan, Room, TABLES, Table};
 use bytes::BytesMut;
-use deadpool_postgres::Client;
 use postrider_engine::Timestamp;
 use std::{pin::pin, time::Duration};
 use tokio_postgres::{
@@ -16,7 +15,7 @@ use tokio_postgres::{
 
 pub(crate) struct Target {
     /// In a transaction, which is undone when this is dropped before its end.
-    db: Client,
+    db: Db,
     place: String,
     span: Duration,
 }
@@ -29,7 +28,7 @@ impl Target {
     }
 
     /// Begins, makes sure that there is nothing and nobody, and makes partitions for what is to come.
-    pub async fn make_room(&self, plan: &Plan) -> Result<(), MoveError> {
+    pub async fn make_room(&self, plan: &Plan) -> Result<Room, MoveError> {
         // Who starts a node waits for the first lock, and who has begun to join, for the second.
         let begin = format!(
             "BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0;
@@ -37,6 +36,12 @@ impl Target {
             schema::MIGRATION_LOCK
         );
         self.db.batch_execute(&begin).await.map_err(failed)?;
+        // Behind the locks, where a commit that was still under way is over.
+        let ticket = "SELECT 1 FROM note WHERE name = $1 AND value = $2";
+        let number = plan.ticket.number.to_be_bytes();
+        if row(&self.db, ticket, &[&TICKET, &&number[..]]).await.map_err(failed)?.is_some() {
+            return Ok(Room::TakenByThis);
+        }
         let alive = "SELECT 1 FROM node JOIN lease ON lease.node = node.id AND until > clock_timestamp() LIMIT 1";
         if row(&self.db, alive, &[]).await.map_err(failed)?.is_some() {
             return Err(MoveError::InUse { place: self.place.clone() });
@@ -47,7 +52,8 @@ impl Target {
                 return Err(MoveError::NotEmpty { place: self.place.clone(), table: table.name });
             }
         }
-        self.clear(plan).await.map_err(failed)
+        self.clear(plan).await.map_err(failed)?;
+        Ok(Room::Made)
     }
 
     async fn clear(&self, plan: &Plan) -> Result<()> {
@@ -84,8 +90,8 @@ impl Target {
         copy(&self.db, table, batch).await.map_err(failed)
     }
 
-    /// Compares what is there with what was planned, and commits.
-    pub async fn finish(self, plan: &Plan) -> Result<Vec<(&'static str, u64)>, MoveError> {
+    /// Compares what is there with what was planned.
+    pub async fn compare(&self, plan: &Plan) -> Result<Vec<(&'static str, u64)>, MoveError> {
         let mut moved = Vec::new();
         for (table, (_, read)) in TABLES.iter().zip(&plan.rows) {
             let written = self.rows_in(&inbox(table)).await.map_err(failed)?;
@@ -101,8 +107,17 @@ impl Target {
         // Without figures, the planner would take the new tables for empty.
         let names: Vec<&str> = TABLES.iter().map(|table| table.name).collect();
         self.db.batch_execute(&format!("ANALYZE {}", names.join(", "))).await.map_err(failed)?;
-        self.db.batch_execute("COMMIT").await.map_err(|error| MoveError::Unconfirmed(describe(&error)))?;
+        let number = plan.ticket.number.to_be_bytes();
+        let put = "INSERT INTO note VALUES ($1, $2)";
+        execute(&self.db, put, &[&TICKET, &&number[..]]).await.map_err(failed)?;
         Ok(moved)
+    }
+
+    pub async fn commit(self) -> Result<(), MoveError> {
+        self.db.batch_execute("COMMIT").await.map_err(|error| match Error::from(error) {
+            error if error.is_lost() || error.code().is_none() => MoveError::Unconfirmed(describe(&error)),
+            error => failed(error),
+        })
     }
 
     async fn rows_in(&self, table: &str) -> Result<u64> {
@@ -145,6 +160,8 @@ fn failed(error: impl Into<Error>) -> MoveError {
 }
 
 const NOTES: &str = "note";
+/// Of the move that filled this database.
+const TICKET: &str = "moved_in";
 /// The version of the tables.
 const OWN_NOTES: u64 = 1;
 

@@ -7,14 +7,14 @@
 //! What concerns a lane is addressed to whoever owns its shard at that moment, and read once the node serves the shard. Whoever
 //! gets a shard later looks through its lanes anyway.
 
-use super::{Db, Result, execute, rows};
+use super::{Db, Result, execute, load, rows, shared::PassedOn};
 use crate::{
     Cancelled, Committed,
     rows::Unreadable,
     shards::{Shard, Shards},
 };
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The channels that nodes listen to: each its own, and one for all.
 pub const EVERYONE: &str = "postrider_all";
@@ -127,23 +127,101 @@ pub async fn publish(db: &Db, node: i64, owned: &Shards, events: &[Event]) -> Re
     Ok(())
 }
 
-/// News for a node, oldest first, and what to take away once they are passed on.
-pub async fn read(db: &Db, node: i64, owned: &Shards) -> Result<(Vec<i64>, Vec<Committed>)> {
+/// Passes messages on to whoever serves their lanes, and returns which ones somebody does.
+pub async fn pass_on(db: &Db, messages: &[(Shard, i64)]) -> Result<HashSet<i64>> {
+    if messages.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let shards: Vec<i16> = messages.iter().map(|(shard, _)| i16::from(shard.number())).collect();
+    let keys: Vec<i64> = messages.iter().map(|(_, key)| *key).collect();
+    let told = rows(
+        db,
+        "WITH told AS (
+             INSERT INTO news (node, shard, kind, subject, detail)
+             SELECT shard.node, new.shard, $3, new.message, 0
+             FROM unnest($1::smallint[], $2::bigint[]) AS new (shard, message)
+             JOIN shard ON shard.number = new.shard AND shard.node IS NOT NULL
+             RETURNING node, subject)
+         SELECT array_agg(subject), pg_notify('postrider_' || node, '') FROM told GROUP BY node",
+        &[&shards, &keys, &MESSAGE],
+    )
+    .await?;
+    Ok(told.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect())
+}
+
+/// What is read at once.
+const READ_MAX: i64 = 1_000;
+
+/// What a node found written down for it.
+#[derive(Default)]
+pub struct Read {
+    /// In their order, those about messages apart: what came before a message comes before it.
+    pub news: Vec<Committed>,
+    pub messages: Vec<PassedOn>,
+    /// To take away once the news are passed on. Those of messages are kept until these are the node's own.
+    pub ids: Vec<i64>,
+    /// There is more to read.
+    pub more: bool,
+    /// The last of all these.
+    pub last: i64,
+}
+
+/// Which news are looked for.
+pub struct Wanted<'k> {
+    pub node: i64,
+    pub owned: Shards,
+    /// Past this one only.
+    pub past: i64,
+    /// Messages too: there is room for them.
+    pub messages: bool,
+    /// They were read before and have been passed on since: they are taken away.
+    pub passed_on: &'k [i64],
+    /// They were read before, and are not to be read again.
+    pub heard: &'k [i64],
+}
+
+/// News for a node, oldest first.
+pub async fn read(db: &Db, wanted: &Wanted<'_>) -> Result<Read> {
+    let Wanted { node, owned, past, messages, passed_on, heard } = wanted;
     let served: Vec<i16> = owned.iter().map(|shard| i16::from(shard.number())).collect();
     let found = rows(
         db,
-        "SELECT id, kind, subject, detail FROM news
-         WHERE node = $1 AND (shard IS NULL OR shard = ANY($2)) ORDER BY id LIMIT 10000",
-        &[&node, &served],
+        "WITH gone AS (DELETE FROM news WHERE id = ANY($3))
+         SELECT id, kind, subject, detail FROM news
+         WHERE id > $5 AND node = $1 AND (shard IS NULL OR shard = ANY($2)) AND (kind <> $7 OR $8)
+             AND id NOT IN (SELECT unnest($3::bigint[] || $4::bigint[]))
+         ORDER BY id LIMIT $6",
+        &[node, &served, passed_on, heard, past, &READ_MAX, &MESSAGE, messages],
     )
     .await?;
-    let mut news = Vec::with_capacity(found.len());
+    let last = found.last().map_or(0, |row| row.get("id"));
+    let mut read = Read { more: found.len() as i64 == READ_MAX, last, ..Read::default() };
+    let of_messages = found.iter().filter(|row| row.get::<_, i16>("kind") == MESSAGE).map(|row| row.get("subject"));
+    let mut messages = load::passed_on(db, &of_messages.collect::<Vec<i64>>()).await?.into_iter();
     for row in &found {
-        news.push(decode(row.get(1), row.get(2), row.get(3))?);
+        let (id, kind): (i64, i16) = (row.get("id"), row.get("kind"));
+        if kind != MESSAGE {
+            match decode(kind, row.get("subject"), row.get("detail")) {
+                Ok(news) => read.news.push(news),
+                Err(error) => tracing::warn!(%error, "news that a newer node wrote are passed over"),
+            }
+            read.ids.push(id);
+            continue;
+        }
+        match messages.next() {
+            Some(Some((letter, owed))) if !owed.is_empty() => read.messages.push(PassedOn { id, letter, owed }),
+            // Somebody has seen to it.
+            Some(_) => read.ids.push(id),
+            None => {
+                read.more = true;
+                break;
+            }
+        }
     }
-    Ok((found.iter().map(|row| row.get(0)).collect(), news))
+    Ok(read)
 }
 
+/// Takes away news of messages that are this node's own by now.
 pub async fn take_away(db: &Db, ids: &[i64]) -> Result<()> {
     if !ids.is_empty() {
         execute(db, "DELETE FROM news WHERE id = ANY($1)", &[&ids]).await?;
@@ -169,7 +247,10 @@ impl Rows {
     }
 }
 
-/// `None`: it concerns nobody else.
+/// A message whose deliveries have no rows: they are owed by the node that it is passed on to.
+pub const MESSAGE: i16 = 7;
+
+/// `None`: it concerns nobody else, or is passed on in another way.
 fn encode(what: &Committed) -> Option<(i16, i64, i64)> {
     Some(match what {
         Committed::Waiting { endpoint, due } => (0, endpoint.raw(), due.as_millis()),

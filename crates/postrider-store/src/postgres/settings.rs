@@ -6,7 +6,7 @@
 
 use super::{
     Db, Result,
-    cancel::end_waiting,
+    cancel::end_all_waiting,
     execute, health,
     jobs::Turn,
     one, row, rows,
@@ -17,7 +17,7 @@ use crate::{
     Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
     Remember,
     rows::{
-        codes::{disable_code, disable_of, trigger_of},
+        codes::{disable_code, disable_of, trigger_code},
         from_json,
         paging::{Span, in_list_order},
         to_json,
@@ -27,9 +27,9 @@ use bytes::Bytes;
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
 use tokio_postgres::Row;
 
-/// Deliveries of deleted endpoints moved to the dead letters in one go. Nobody else writes meanwhile, and each is a few
-/// ways to the database and back.
-const BURY_STEP: usize = 100;
+/// Deliveries of deleted endpoints moved to the dead letters in one go. Nobody else writes meanwhile, and so many take
+/// some twenty milliseconds.
+const BURY_STEP: usize = 1_000;
 
 /// What a put makes of it: carried out, or refused with nothing changed.
 pub type Put = Result<(), PutError>;
@@ -395,29 +395,38 @@ pub async fn bury(turn: &mut Turn, at: Timestamp) -> Result<bool> {
     let unburied = "SELECT key FROM endpoint WHERE deleted_at IS NOT NULL AND NOT buried LIMIT 1";
     let Some(next) = row(turn.db(), unburied, &[]).await? else { return Ok(false) };
     let endpoint = EndpointKey::new(next.get(0));
-    let sql = "SELECT message, trigger_code FROM waiting WHERE endpoint = $1 LIMIT $2";
-    let waiting = rows(turn.db(), sql, &[&endpoint.raw(), &limit(BURY_STEP)]).await?;
-    for row in &waiting {
-        let trigger = trigger_of(row.get::<_, i16>(1).into())?;
-        let id = DeliveryId { endpoint, message: MessageKey::new(row.get(0)), trigger };
-        match trigger {
-            Trigger::Scheduled => end_waiting(turn, id, DeathReason::EndpointGone, at).await?,
-            // No delivery of its own: what it was to repeat may have arrived, or is dead for another reason.
-            Trigger::Manual => remove_waiting(turn.db(), id).await?,
-        };
-    }
-    if waiting.len() < BURY_STEP && forget_counters(turn.db(), endpoint).await? {
+    let sql = "SELECT message FROM waiting WHERE endpoint = $1 AND trigger_code = $2 ORDER BY message LIMIT $3";
+    let scheduled = small(trigger_code(Trigger::Scheduled));
+    let waiting = rows(turn.db(), sql, &[&endpoint.raw(), &scheduled, &limit(BURY_STEP)]).await?;
+    let messages: Vec<i64> = waiting.iter().map(|row| row.get(0)).collect();
+    end_all_waiting(turn, endpoint, &messages, DeathReason::EndpointGone, at).await?;
+    let db = turn.db();
+    if messages.len() < BURY_STEP && drop_resends(db, endpoint).await? && forget_counters(db, endpoint).await? {
         execute(turn.db(), "UPDATE endpoint SET buried = true WHERE key = $1", &[&endpoint.raw()]).await?;
     }
     Ok(true)
 }
 
+/// A resend is no delivery of its own: what it was to repeat may have arrived, or is dead for another reason. There are
+/// few, so that they go one by one. True when none is left.
+async fn drop_resends(db: &Db, endpoint: EndpointKey) -> Result<bool> {
+    let sql = "SELECT message FROM waiting WHERE endpoint = $1 AND trigger_code = $2 LIMIT $3";
+    let manual = small(trigger_code(Trigger::Manual));
+    let found = rows(db, sql, &[&endpoint.raw(), &manual, &limit(RESENDS_STEP)]).await?;
+    for row in &found {
+        let id = DeliveryId { endpoint, message: MessageKey::new(row.get(0)), trigger: Trigger::Manual };
+        remove_waiting(db, id).await?;
+    }
+    Ok(found.len() < RESENDS_STEP)
+}
+
+const RESENDS_STEP: usize = 100;
+
 /// There may be one for every ordering key. True when none is left.
 async fn forget_counters(db: &Db, endpoint: EndpointKey) -> Result<bool> {
     let forgotten = execute(
         db,
-        "DELETE FROM sequence WHERE endpoint = $1
-             AND order_key = ANY (ARRAY(SELECT order_key FROM sequence WHERE endpoint = $1 LIMIT $2))",
+        "DELETE FROM sequence WHERE ctid = ANY (ARRAY(SELECT ctid FROM sequence WHERE endpoint = $1 LIMIT $2))",
         &[&endpoint.raw(), &limit(COUNTERS_STEP)],
     )
     .await?;
@@ -539,7 +548,7 @@ pub async fn put_note(turn: &Turn, name: &str, value: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::{
-        Content, NewMessage, Settlement, Store,
+        Content, Counts, NewMessage, Settlement, Shards, Store,
         conformance::fixtures::{
             START, accept, add_application, add_endpoint, at, bury_all, content, failed, message, scheduled, settle,
         },
@@ -602,5 +611,40 @@ mod tests {
             })
         });
         assert_eq!(left.await.unwrap(), [other]);
+    }
+
+    #[tokio::test]
+    async fn a_lane_is_in_order_after_each_step_of_its_burial() {
+        let store = open().await;
+        let app = add_application(&store, None).await.key;
+        let gone = add_endpoint(&store, app, None).await.key;
+        let (lane, step) = (gone.raw(), BURY_STEP);
+        let fill = format!(
+            "INSERT INTO waiting (endpoint, message, trigger_code, due, cycle, attempts, order_key, place)
+             SELECT {lane}, number, 0, 0, 0, 0, 1, CASE WHEN number = 1 THEN 0 ELSE 1 END
+             FROM generate_series(1, {step} + 2) AS number;
+             INSERT INTO waiting (endpoint, message, trigger_code, due, cycle, attempts, place)
+             SELECT {lane}, number, 1, 0, 0, 0, 2 FROM generate_series(1, 3) AS number"
+        );
+        let filled = store.writer.turn(move |turn| {
+            let fill = fill.clone();
+            Box::pin(async move { Ok(turn.db().batch_execute(&fill).await?) })
+        });
+        filled.await.unwrap();
+        assert!(store.delete_endpoint(app, gone, at(1)).await.unwrap());
+        let left = async || {
+            let found = store.writer.turn(|turn| {
+                let sql = "SELECT message, trigger_code, place FROM waiting ORDER BY message, trigger_code";
+                Box::pin(async move { rows(turn.db(), sql, &[]).await })
+            });
+            let found = found.await.unwrap();
+            found.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect::<Vec<(i64, i16, i16)>>()
+        };
+        assert!(store.bury(at(2)).await.unwrap());
+        let [first, second] = [step as i64 + 1, step as i64 + 2];
+        assert_eq!(left().await, [(1, 1, 2), (2, 1, 2), (3, 1, 2), (first, 0, 0), (second, 0, 1)]);
+        bury_all(&store, at(3)).await;
+        assert_eq!(left().await, []);
+        assert_eq!(store.counts(Shards::ALL).await.unwrap(), Counts { waiting: 0, dead: step as u64 + 2 });
     }
 }

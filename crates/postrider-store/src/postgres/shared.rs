@@ -1,21 +1,28 @@
 //! What the parts of the store know together: how this node stands among the others, and what it holds in memory.
 
+use super::outstanding::Outstanding;
 use crate::{
-    Cancelled, Committed, StoreError,
+    Committed, Letter, StoreError,
     queued::Queued,
     rows::minter::Minter,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::EndpointKey;
 use std::{
-    collections::{BTreeMap, btree_map},
-    sync::{Arc, Mutex, PoisonError},
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 use tokio::sync::{Notify, mpsc};
 
-/// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
-type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
+/// A message that another node passed on, as it was read.
+pub struct PassedOn {
+    /// Of the news.
+    pub id: i64,
+    pub letter: Letter,
+    /// Whose deliveries have no rows.
+    pub owed: Vec<EndpointKey>,
+}
 
 /// What the parts of the store know together.
 pub struct Shared {
@@ -33,8 +40,14 @@ struct Standing {
     minter: Arc<Minter>,
     /// The shards whose messages are handed over.
     owned: Shards,
+    /// Those that are to be given back: they were asked for since they were offered.
+    leaving: Shards,
     /// Until then nobody else can have taken the lanes.
     lease_until: Option<Instant>,
+    /// News of messages that are handed over, which are to be taken away with the next commit.
+    heard: BTreeSet<i64>,
+    /// How often deliveries were called off.
+    cancels: u64,
 }
 
 impl Shared {
@@ -43,7 +56,10 @@ impl Shared {
             tenure: Tenure::default(),
             minter: Arc::new(Minter::of_node(0, 0)),
             owned: Shards::NONE,
+            leaving: Shards::NONE,
             lease_until: None,
+            heard: BTreeSet::new(),
+            cancels: 0,
         };
         Self {
             state: Mutex::new(standing),
@@ -54,8 +70,12 @@ impl Shared {
         }
     }
 
-    fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outstanding(&self) -> MutexGuard<'_, Outstanding> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn tenure(&self) -> Tenure {
@@ -66,8 +86,9 @@ impl Shared {
         self.standing().owned
     }
 
-    pub fn may_send(&self) -> bool {
-        self.standing().lease_until.is_some_and(|until| Instant::now() < until)
+    pub fn may_send(&self, tenure: Tenure) -> bool {
+        let standing = self.standing();
+        standing.tenure == tenure && standing.lease_until.is_some_and(|until| Instant::now() < until)
     }
 
     pub fn leads(&self) -> bool {
@@ -88,12 +109,12 @@ impl Shared {
 
     pub fn begin(&self, tenure: Tenure, used: i64, lease_until: Instant) {
         let used = used.max(self.minter().last());
-        *self.standing() = Standing {
-            tenure,
-            minter: Arc::new(Minter::of_node(tenure.0, used)),
-            owned: Shards::NONE,
-            lease_until: Some(lease_until),
-        };
+        let mut standing = self.standing();
+        standing.tenure = tenure;
+        standing.minter = Arc::new(Minter::of_node(tenure.0, used));
+        standing.owned = Shards::NONE;
+        standing.leaving = Shards::NONE;
+        standing.lease_until = Some(lease_until);
     }
 
     pub fn end(&self) {
@@ -102,8 +123,9 @@ impl Shared {
         standing.tenure = Tenure::default();
         standing.owned = Shards::NONE;
         standing.lease_until = None;
+        standing.heard.clear();
         drop(standing);
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.outstanding() = Outstanding::default();
     }
 
     pub fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
@@ -111,7 +133,7 @@ impl Shared {
         if standing.tenure != tenure {
             return Err(StoreError::Deposed);
         }
-        standing.owned = standing.owned.with(shards);
+        standing.owned = standing.owned.with(shards.without(standing.leaving));
         drop(standing);
         // There may be news that was kept for this.
         self.wake_keeper.notify_one();
@@ -121,13 +143,67 @@ impl Shared {
     pub fn leave(&self, shards: Shards) {
         let mut standing = self.standing();
         standing.owned = standing.owned.without(shards);
+        standing.leaving = standing.leaving.with(shards);
+    }
+
+    /// Changes whenever deliveries are called off.
+    pub fn cancels(&self) -> u64 {
+        self.standing().cancels
+    }
+
+    /// Hands over messages that other nodes passed on, and returns which it took. `cancels`: as of before they were read. If
+    /// deliveries were called off since, they may be among these, and none is taken.
+    pub fn take_in(&self, tenure: Tenure, cancels: u64, messages: Vec<PassedOn>) -> Option<Vec<Committed>> {
+        let mut standing = self.standing();
+        if standing.cancels != cancels || standing.tenure != tenure {
+            return None;
+        }
+        let mut outstanding = self.outstanding();
+        let mut taken = Vec::with_capacity(messages.len());
+        for PassedOn { id, letter, owed } in messages {
+            // A shard that is being given up is given up with what was passed on for it.
+            if standing.owned.has_lanes_of(letter.app) {
+                standing.heard.insert(id);
+                let bytes = letter.payload.as_ref().map_or(0, bytes::Bytes::len);
+                outstanding.take_in(letter.message.raw(), owed.clone(), bytes);
+                taken.push(Committed::Message { letter: Arc::new(letter), owed });
+            }
+        }
+        Some(taken)
+    }
+
+    /// News of messages that have been handed over.
+    pub fn heard(&self) -> Vec<i64> {
+        self.standing().heard.iter().copied().collect()
+    }
+
+    pub fn took_away(&self, heard: &[i64]) {
+        let mut standing = self.standing();
+        for id in heard {
+            standing.heard.remove(id);
+        }
     }
 
     /// Tells the dispatcher, and keeps the books on what it will not come back for.
     pub fn tell(&self, news: Vec<Committed>) {
         for committed in &news {
-            if let Committed::Cancelled { endpoint, which } = committed {
-                self.let_go(*endpoint, *which);
+            match committed {
+                Committed::Cancelled { endpoint, which } => {
+                    self.standing().cancels += 1;
+                    self.outstanding().let_go(*endpoint, *which);
+                }
+                Committed::Offered { shards, .. } => {
+                    let mut standing = self.standing();
+                    standing.leaving = standing.leaving.without(*shards);
+                }
+                Committed::Message { .. }
+                | Committed::Waiting { .. }
+                | Committed::Settings { .. }
+                | Committed::EventTypes
+                | Committed::Health { .. }
+                | Committed::Work
+                | Committed::Wanted { .. }
+                | Committed::Deposed => {}
             }
         }
         if !news.is_empty() {
@@ -136,41 +212,28 @@ impl Shared {
         }
     }
 
-    fn let_go(&self, endpoint: EndpointKey, which: Cancelled) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        match which {
-            Cancelled::One(message) => land(&mut outstanding, message.raw(), endpoint),
-            Cancelled::Before(end) => {
-                let messages: Vec<i64> = outstanding.range(..end.raw()).map(|(message, _)| *message).collect();
-                for message in messages {
-                    land(&mut outstanding, message, endpoint);
-                }
-            }
-        }
+    /// Whether more of what other nodes pass on can be taken in.
+    pub fn has_room(&self) -> bool {
+        self.outstanding().has_room()
     }
 
     pub fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
-        let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.extend(handed);
+        let mut outstanding = self.outstanding();
+        let had_room = outstanding.has_room();
+        for (message, owed) in handed {
+            outstanding.accept(message, owed);
+        }
         for (message, endpoint) in landed {
-            land(&mut outstanding, message, endpoint);
+            outstanding.land(message, endpoint);
+        }
+        if !had_room && outstanding.has_room() {
+            self.wake_keeper.notify_one();
         }
     }
 
     /// Every message of this node up to this key has a row for each of its deliveries, also once those from `first` on
     /// have been accepted.
     pub fn settled_through(&self, first: Option<i64>) -> i64 {
-        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = outstanding.first_key_value().map(|(oldest, _)| *oldest);
-        oldest.into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
-    }
-}
-
-fn land(outstanding: &mut Outstanding, message: i64, endpoint: EndpointKey) {
-    if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
-        entry.get_mut().retain(|owed| *owed != endpoint);
-        if entry.get().is_empty() {
-            entry.remove();
-        }
+        self.outstanding().oldest().into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
     }
 }

@@ -244,8 +244,9 @@ impl Forgetting {
         let kept = self.forget(turn, &old).await?;
         let over: Vec<i64> = old.into_iter().filter(|message| !kept.contains(message)).collect();
         if !over.is_empty() {
-            let sql = "DELETE FROM left_behind WHERE what = $1 AND message = ANY($2)";
-            execute(turn.db(), sql, &[&what, &over]).await?;
+            let (first, last) = ends(&over);
+            let sql = "DELETE FROM left_behind WHERE what = $1 AND message = ANY($2) AND message BETWEEN $3 AND $4";
+            execute(turn.db(), sql, &[&what, &over, &first, &last]).await?;
         }
         let next = found.last().filter(|_| found.len() as i64 == LOOK).copied().unwrap_or(-1);
         if next != reached {

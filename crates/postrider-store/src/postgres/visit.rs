@@ -1,11 +1,10 @@
 //! A look at the database by somebody who is no node: before one joins the others, and by commands beside them.
 
-use super::{DatabaseUrl, Error, OpenError, PostgresOptions, describe, execute, one, row};
-use deadpool_postgres::Client;
-use tokio_postgres::error::SqlState;
+use super::{DatabaseUrl, Db, Error, OpenError, PostgresOptions, describe, execute, leases, one, row};
+use postrider_engine::Timestamp;
 
 pub struct Visitor {
-    client: Client,
+    client: Db,
 }
 
 impl Visitor {
@@ -15,11 +14,18 @@ impl Visitor {
 
     /// `None` also where there are no tables yet.
     pub async fn note(&self, name: &str) -> Result<Option<Vec<u8>>, OpenError> {
-        match row(&self.client, "SELECT value FROM note WHERE name = $1", &[&name]).await {
-            Ok(found) => Ok(found.map(|row| row.get(0))),
-            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
-            Err(error) => Err(failed(error)),
+        // Not tried and failed: whoever reads the server's log would find an error at every first start.
+        let known = one(&self.client, "SELECT to_regclass('note') IS NOT NULL", &[]).await.map_err(failed)?;
+        if !known.get::<_, bool>(0) {
+            return Ok(None);
         }
+        let found = row(&self.client, "SELECT value FROM note WHERE name = $1", &[&name]).await.map_err(failed)?;
+        Ok(found.map(|row| row.get(0)))
+    }
+
+    /// What the database's clock says.
+    pub async fn time(&self) -> Result<Timestamp, OpenError> {
+        leases::now(&self.client).await.map_err(failed)
     }
 
     /// Puts a note where there is none, and tells which one there is then. Of several who claim it, all are told the same.
@@ -31,12 +37,9 @@ impl Visitor {
     }
 }
 
-pub async fn connect(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Client, OpenError> {
-    let pool = url.pool(options, 1)?;
-    pool.get().await.map_err(|error| match describe(&error) {
-        cause if cause.contains("unsupported startup parameter") => OpenError::Pooled,
-        cause => OpenError::Unreachable { url: url.to_string(), cause },
-    })
+pub async fn connect(url: &DatabaseUrl, options: &PostgresOptions) -> Result<Db, OpenError> {
+    let (db, _) = url.connect_surely(options).await?;
+    Ok(db)
 }
 
 fn failed(error: Error) -> OpenError {

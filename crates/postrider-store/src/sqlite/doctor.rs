@@ -1,6 +1,10 @@
 //! A look at the database in a folder, whether a server runs there or not. Nothing is changed, and nobody waits for it.
 
-use super::{READER_CACHE_KIB, SqliteStore, connect, moving::MOVED, schema, writer::noted};
+use super::{
+    READER_CACHE_KIB, SqliteStore, connect,
+    moving::{Departure, departure},
+    schema,
+};
 use crate::doctor::{self, Finding};
 use postrider_engine::Timestamp;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -10,7 +14,7 @@ use std::{path::Path, sync::mpsc, time::Duration};
 pub fn examine(folder: &Path, now: Timestamp, check_max: Duration) -> Vec<Finding> {
     let file = folder.join(SqliteStore::FILE);
     if !file.exists() {
-        return vec![doctor::tables(0, schema::VERSION)];
+        return vec![doctor::no_database()];
     }
     match look(&file, now, check_max) {
         Ok(found) => found,
@@ -31,12 +35,30 @@ pub fn note(folder: &Path, name: &str) -> rusqlite::Result<Option<Vec<u8>>> {
     super::optional(connection.query_row("SELECT value FROM note WHERE name = ?1", [name], |row| row.get(0)))
 }
 
+/// Whether the database in the folder is one that is left over.
+pub fn was_moved(folder: &Path) -> rusqlite::Result<bool> {
+    let connection = open(&folder.join(SqliteStore::FILE))?;
+    Ok(schema::version(&connection)? > 0 && matches!(departure(&connection)?, Some(Departure::Done { .. })))
+}
+
 fn look(file: &Path, now: Timestamp, check_max: Duration) -> rusqlite::Result<Vec<Finding>> {
     let connection = open(file)?;
     let version = schema::version(&connection)?;
     let mut found = vec![doctor::tables(version, schema::VERSION), log_size(file), damage(&connection, check_max)?];
-    if version > 0 && noted(&connection, MOVED)?.is_some() {
-        found.push(Finding::problem(DATABASE, "it was moved to PostgreSQL; name that database with database_url"));
+    match if version > 0 { departure(&connection)? } else { None } {
+        None => {}
+        Some(Departure::Done { place }) => {
+            let words = format!("it was moved to PostgreSQL ({place}); name that database with database_url");
+            found.push(Finding::problem(DATABASE, words));
+        }
+        Some(Departure::Begun(ticket)) => {
+            let words = format!(
+                "it was being moved to PostgreSQL ({}) when that was interrupted; run `postrider move` to there again, which \
+                 finds out what came of it",
+                ticket.place
+            );
+            found.push(Finding::problem(DATABASE, words));
+        }
     }
     if version == schema::VERSION {
         found.push(doctor::lateness(oldest_due(&connection, now)?.map(|due| now.as_millis() - due)));

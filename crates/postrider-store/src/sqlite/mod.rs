@@ -31,7 +31,7 @@ mod tidy;
 mod writer;
 
 pub use backup::{Backup, BackupError, Contents, verify};
-pub use doctor::{examine, note};
+pub use doctor::{examine, note, was_moved};
 
 use crate::{
     queued::Queued,
@@ -81,11 +81,17 @@ pub enum OpenError {
     #[error("the data folder {} has no database yet; it is made when the server first starts there", folder.display())]
     Empty { folder: PathBuf },
     #[error(
-        "the database in {} was moved to PostgreSQL, so that no server may run on it any more; \
+        "the database in {} was moved to PostgreSQL ({place}), so that nothing may run on it any more; \
          name that database with database_url",
         folder.display()
     )]
-    Moved { folder: PathBuf },
+    Moved { folder: PathBuf, place: String },
+    #[error(
+        "the database in {} was being moved to PostgreSQL ({place}) when that was interrupted, and which of the two counts \
+         can be seen only there; run `postrider move` to that database again, which finds out and ends it",
+        folder.display()
+    )]
+    BeingMoved { folder: PathBuf, place: String },
     #[error("the database was written by a newer Postrider (version {found}, this one knows {known}); use that one")]
     TooNew { found: i64, known: i64 },
     #[error("the database cannot be opened")]
@@ -131,8 +137,8 @@ impl SqliteStore {
         let lock = FolderLock::take(folder)?;
         let file = folder.join(SqliteStore::FILE);
         let (mut connection, _) = connect_up_to_date(&file)?;
-        if writer::noted(&connection, moving::MOVED)?.is_some() {
-            return Err(OpenError::Moved { folder: folder.to_owned() });
+        if let Some(departure) = moving::departure(&connection)? {
+            return Err(departure.refusal(folder));
         }
         let pieces = read_pieces(&mut connection)?;
         let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
@@ -248,7 +254,7 @@ impl Store for SqliteStore {
 
     // One process owns the folder, and so everything in it.
 
-    async fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
+    fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -264,12 +270,16 @@ impl Store for SqliteStore {
         Tenure::default()
     }
 
-    fn may_send(&self) -> bool {
+    fn may_send(&self, _: Tenure) -> bool {
         true
     }
 
     fn leads(&self) -> bool {
         true
+    }
+
+    fn owned(&self) -> Shards {
+        Shards::ALL
     }
 
     async fn time(&self) -> Result<Option<Timestamp>, StoreError> {
@@ -638,7 +648,7 @@ impl Store for SqliteStore {
         self.writer.run(move |batch| tidy::tidy(batch, now, retention)).await
     }
 
-    async fn counts(&self) -> Result<Counts, StoreError> {
+    async fn counts(&self, _: Shards) -> Result<Counts, StoreError> {
         self.searchers
             .run(|connection, _| {
                 connection.query_row(
@@ -648,6 +658,10 @@ impl Store for SqliteStore {
                 )
             })
             .await
+    }
+
+    fn is_open(&self) -> bool {
+        self.writer.is_open()
     }
 
     async fn close(&self) {

@@ -1,12 +1,12 @@
 //! Reads all that is to be moved elsewhere.
 
 use super::{
-    FolderLock, OpenError, SqliteStore, accept::unpack, connect_up_to_date, greatest_key, pieces::Piece, read_pieces,
-    recover, writer,
+    FolderLock, OpenError, SqliteStore, accept::unpack, connect_up_to_date, greatest_key, optional, pieces::Piece,
+    read_pieces, recover, writer,
 };
 use crate::{
     IDEMPOTENCY_MEMORY,
-    moving::{BATCH_BYTES, BATCH_ROWS, Batch, Cell, Kind, Plan, TABLES, Table},
+    moving::{BATCH_BYTES, BATCH_ROWS, Batch, Cell, Kind, Plan, TABLES, Table, Ticket},
     rows::Unreadable,
 };
 use postrider_engine::{
@@ -24,18 +24,61 @@ pub(crate) struct Source {
     _lock: FolderLock,
 }
 
-/// When the database was moved away. On a database that has this note no server is started.
-pub const MOVED: &str = "moved";
+/// How far a database has gone away. On one that has, no server is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// It was about to be committed elsewhere. Whether it was can be seen only there.
+    Begun(Ticket),
+    Done {
+        place: String,
+    },
+}
+
+pub fn departure(connection: &Connection) -> rusqlite::Result<Option<Departure>> {
+    let begun = "SELECT value FROM note WHERE name = ?1";
+    let ticket = optional(connection.query_row(begun, [MOVING], |row| row.get::<_, Vec<u8>>(0)))?;
+    let ticket = ticket.map(|text| Ticket::read(&text));
+    Ok(match (writer::noted(connection, MOVED)?, ticket) {
+        (Some(_), ticket) => Some(Departure::Done { place: ticket.map_or_else(String::new, |ticket| ticket.place) }),
+        (None, Some(ticket)) => Some(Departure::Begun(ticket)),
+        (None, None) => None,
+    })
+}
+
+impl Departure {
+    pub fn refusal(self, folder: &Path) -> OpenError {
+        let folder = folder.to_owned();
+        match self {
+            Self::Begun(Ticket { place, .. }) => OpenError::BeingMoved { folder, place },
+            Self::Done { place } => OpenError::Moved { folder, place },
+        }
+    }
+}
+
+impl Ticket {
+    fn read(text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text);
+        let (number, place) = text.split_once(' ').unwrap_or(("0", &text));
+        Self { number: number.parse().unwrap_or(0), place: place.to_owned() }
+    }
+}
 
 impl Source {
     /// With all that a crash left behind in order: what is owed has rows then.
-    pub fn open(folder: &Path, now: Timestamp, span: Duration) -> Result<(Self, Plan), OpenError> {
+    ///
+    /// `place`: where it is to be moved. If a move to there was begun before, this one is taken for the same.
+    pub fn open(folder: &Path, place: &str, now: Timestamp, span: Duration) -> Result<(Self, Plan), OpenError> {
         let file = folder.join(SqliteStore::FILE);
         if !file.exists() {
             return Err(OpenError::Empty { folder: folder.to_owned() });
         }
         let lock = FolderLock::take(folder)?;
         let (mut connection, _) = connect_up_to_date(&file)?;
+        let ticket = match departure(&connection)? {
+            None => Ticket { number: now.as_millis(), place: place.to_owned() },
+            Some(Departure::Begun(ticket)) if ticket.place == place => ticket,
+            Some(departure @ (Departure::Begun(_) | Departure::Done { .. })) => return Err(departure.refusal(folder)),
+        };
         let pieces = read_pieces(&mut connection)?;
         recover::recover(&mut connection, &pieces, now)?;
         let remembered_from = first_key_at(now.minus(IDEMPOTENCY_MEMORY));
@@ -44,6 +87,7 @@ impl Source {
             rows: TABLES.iter().map(|table| Ok((table.name, source.count(table)?))).collect::<rusqlite::Result<_>>()?,
             spans: source.spans(span)?,
             minted: greatest_key(&source.connection, &source.pieces)?,
+            ticket,
         };
         Ok((source, plan))
     }
@@ -78,7 +122,18 @@ impl Source {
         Ok(())
     }
 
-    pub fn mark_as_moved(self, now: Timestamp) -> rusqlite::Result<()> {
+    /// From now on no server is started on it, until it is known what came of the move.
+    pub fn mark_as_moving(&self, ticket: &Ticket) -> rusqlite::Result<()> {
+        let text = format!("{} {}", ticket.number, ticket.place);
+        let sql = "INSERT OR REPLACE INTO note VALUES (?1, ?2)";
+        self.connection.execute(sql, (MOVING, text.as_bytes())).map(drop)
+    }
+
+    pub fn mark_as_staying(&self) -> rusqlite::Result<()> {
+        self.connection.execute("DELETE FROM note WHERE name = ?1", [MOVING]).map(drop)
+    }
+
+    pub fn mark_as_moved(&self, now: Timestamp) -> rusqlite::Result<()> {
         writer::note(&self.connection, MOVED, now.as_millis())
     }
 
@@ -123,6 +178,11 @@ impl Source {
         Ok(spans)
     }
 }
+
+/// When the database was moved away.
+const MOVED: &str = "moved";
+/// The ticket of a move that may have been committed.
+const MOVING: &str = "moving";
 
 fn cell(kind: Kind, value: ValueRef<'_>) -> Result<Cell, Unreadable> {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|error| Unreadable(error.to_string()));

@@ -418,7 +418,7 @@ mod tests {
         let states = store.deliveries(keys[2]).await.unwrap();
         assert!(states.iter().all(|(_, state)| *state == dead), "{states:?}");
         assert_eq!(store.deliveries(keys[3]).await.unwrap()[0], (on, DeliveryState::Delivered));
-        assert_eq!(store.counts().await.unwrap(), Counts { waiting: 5, dead: 3 });
+        assert_eq!(store.counts(Shards::ALL).await.unwrap(), Counts { waiting: 5, dead: 3 });
         let attempts =
             store.attempts(AttemptsOf::Message(keys[0]), AttemptFilter::default(), first_page()).await.unwrap();
         assert_eq!((attempts.len(), attempts[0].record.status, attempts[0].record.held), (3, Some(503), None));
@@ -427,7 +427,11 @@ mod tests {
         assert_eq!(store.unfinished_tasks().await.unwrap(), [TaskKey(30)]);
 
         while store.bury(NOW).await.unwrap() {}
-        assert_eq!(store.counts().await.unwrap(), Counts { waiting: 4, dead: 4 }, "the deleted endpoint's goes too");
+        assert_eq!(
+            store.counts(Shards::ALL).await.unwrap(),
+            Counts { waiting: 4, dead: 4 },
+            "the deleted endpoint's goes too"
+        );
         let repeat = NewMessage {
             app,
             at: NOW,

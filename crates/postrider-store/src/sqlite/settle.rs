@@ -372,7 +372,7 @@ fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at:
 mod tests {
     use super::{settle, *};
     use crate::{
-        Counts, DeliveryState, SqliteStore, Stats, Store,
+        Counts, DeliveryState, Shards, SqliteStore, Stats, Store,
         conformance::fixtures::{self, *},
     };
     use postrider_engine::MessageKey;
@@ -427,7 +427,7 @@ mod tests {
         }
 
         async fn counts(&self) -> (u64, u64) {
-            let Counts { waiting, dead } = self.store.counts().await.unwrap();
+            let Counts { waiting, dead } = self.store.counts(Shards::ALL).await.unwrap();
             (waiting, dead)
         }
 

@@ -305,6 +305,11 @@ impl Writer {
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
+    pub fn is_open(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Lets what is queued finish, then ends the thread.
     pub fn close(&self) {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();

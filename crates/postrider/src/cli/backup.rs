@@ -44,9 +44,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             return Err(Usage(format!("{} is there already, and is not overwritten", path.display())).into());
         }
     }
+    // Read before the copy, which is of no use without them.
+    let keys = match &keys_to {
+        Some(path) => Some((path, read_keys(&settings.data)?)),
+        None => None,
+    };
     let contents = copy(&settings.data, &args.to).await?;
-    if let Some(path) = &keys_to {
-        copy_keys(&settings.data, path)?;
+    if let Some((path, keys)) = keys {
+        write_keys(&keys, path)?;
     }
     let Contents { messages, waiting } = contents;
     print::say(&format!(
@@ -98,11 +103,14 @@ async fn copy(data: &Path, to: &Path) -> anyhow::Result<Contents> {
     Ok(contents)
 }
 
-fn copy_keys(data: &Path, to: &Path) -> anyhow::Result<()> {
+fn read_keys(data: &Path) -> anyhow::Result<Vec<u8>> {
     let from = data.join(Keyring::FILE);
-    let keys = fs::read(&from).with_context(|| format!("reading {}", from.display()))?;
+    fs::read(&from).with_context(|| format!("reading {}", from.display()))
+}
+
+fn write_keys(keys: &[u8], to: &Path) -> anyhow::Result<()> {
     let mut draft = NamedTempFile::new_in(folder_of(to))?;
-    draft.write_all(&keys).with_context(|| format!("writing {}", to.display()))?;
+    draft.write_all(keys).with_context(|| format!("writing {}", to.display()))?;
     keep(draft, to)
 }
 

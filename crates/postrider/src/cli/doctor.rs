@@ -7,14 +7,16 @@ use super::{
 };
 use crate::{
     clock,
-    config::Settings,
-    deployment::{VAULT_CHECK, check, postgres_options},
-    keyring::Keyring,
+    config::{OutboxSettings, Settings},
+    deployment::{VAULT_CHECK, check, postgres_options, read_ca},
+    keyring::{Keyring, KeyringError},
     vault::Vault,
 };
 use anyhow::anyhow;
 use postrider_store::{
+    Shard,
     doctor::{Finding, Verdict},
+    outbox::{Outbox, Standing},
     postgres::{self, Visitor},
     sqlite,
 };
@@ -33,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "SERVER_URL", env = "POSTRIDER_URL")]
     url: Option<Url>,
     /// Its API token, to look at its metrics
-    #[arg(long, env = "POSTRIDER_TOKEN", hide_env_values = true, requires = "url")]
+    #[arg(long, env = "POSTRIDER_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
 
@@ -59,8 +61,11 @@ impl Report {
             Ok(settings) => {
                 self.add(Finding::fine(SETTINGS, "read; the data folder is ".to_owned() + &shown(&settings.data)))?;
                 self.look_at_deployment(&settings).await?;
+                for outbox in &settings.outboxes {
+                    self.add(look_at_outbox(outbox).await)?;
+                }
             }
-            Err(error) => self.add(Finding::problem(SETTINGS, causes(&error)))?,
+            Err(error) => self.add(Finding::problem(SETTINGS, format!("{:#}", anyhow!(error))))?,
         }
         if let Some(url) = &args.url {
             self.look_at_server(url, args.token.as_deref()).await?;
@@ -91,7 +96,8 @@ impl Report {
         self.add(room(folder))?;
         match &settings.database_url {
             None => {
-                self.add(keys(folder, sqlite::note(folder, VAULT_CHECK).map_err(|error| error.to_string())))?;
+                let noted = sqlite::note(folder, VAULT_CHECK).map_err(|error| error.to_string());
+                self.add(keys(folder, noted, "restore the file from your copy"))?;
                 let looked_at = folder.clone();
                 let looking =
                     tokio::task::spawn_blocking(move || sqlite::examine(&looked_at, clock::now(), DAMAGE_LOOK_MAX));
@@ -107,7 +113,8 @@ impl Report {
                     Ok(visitor) => visitor.note(VAULT_CHECK).await,
                     Err(error) => Err(error),
                 };
-                self.add(keys(folder, noted.map_err(|error| error.to_string())))?;
+                let noted = noted.map_err(|error| error.to_string());
+                self.add(keys(folder, noted, "copy the file from another node, or from where you keep it"))?;
                 findings.into_iter().try_for_each(|finding| self.add(finding))
             }
         }
@@ -129,24 +136,59 @@ impl Report {
     }
 }
 
-/// Whether the keys are there, and are those of the database, which says so by a note.
-fn keys(folder: &Path, noted: Result<Option<Vec<u8>>, String>) -> Finding {
-    let keyring = match Keyring::open(folder) {
-        Ok(keyring) => keyring,
-        Err(error) if matches!(noted, Ok(None)) && !folder.join(Keyring::FILE).exists() => {
-            return Finding::warning(KEYS, causes(&error));
+/// Whether the keys are there, and are those of the database, which says so by a note. `remedy`: where to get them.
+fn keys(folder: &Path, noted: Result<Option<Vec<u8>>, String>, remedy: &str) -> Finding {
+    let keyring = match (Keyring::open(folder), &noted) {
+        (Ok(keyring), _) => keyring,
+        (Err(KeyringError::Missing { .. }), Ok(None)) => {
+            return Finding::warning(KEYS, format!("there are none in {}; the first start makes them", shown(folder)));
         }
-        Err(error) => return Finding::problem(KEYS, causes(&error)),
+        (Err(KeyringError::Missing { .. }), Ok(Some(_))) => {
+            return Finding::problem(KEYS, format!("those of the database are not in {}; {remedy}", shown(folder)));
+        }
+        (Err(KeyringError::Missing { .. }), Err(error)) => {
+            let words = format!("there are none in {}, and whether the database wants any is not known", shown(folder));
+            return Finding::warning(KEYS, format!("{words}: {error}"));
+        }
+        (Err(error), _) => return Finding::problem(KEYS, format!("{:#}", anyhow!(error))),
     };
     match noted {
         Ok(Some(sealed)) => match check(&Vault::new(keyring.encryption()), &sealed) {
             Ok(()) => Finding::fine(KEYS, "those of this database; keep a copy of keys.toml elsewhere"),
-            Err(error) => Finding::problem(KEYS, error.to_string()),
+            Err(_) => Finding::problem(KEYS, format!("those of another database; {remedy}")),
         },
         Ok(None) => Finding::fine(KEYS, "readable; the database is not yet tied to any"),
         Err(error) => {
             Finding::warning(KEYS, format!("readable, but whether they are the database's is not known: {error}"))
         }
+    }
+}
+
+async fn look_at_outbox(settings: &OutboxSettings) -> Finding {
+    let OutboxSettings { name, url, schema, ca_file } = settings;
+    let looked = async {
+        let ca_pem = read_ca(ca_file.as_deref())?;
+        let outbox = Outbox::connect(url, ca_pem.as_deref(), schema.clone(), "doctor").await?;
+        outbox.identity().await?;
+        anyhow::Ok(outbox.standing().await?)
+    };
+    match looked.await {
+        Ok(standing) => judge_outbox(name, standing),
+        Err(error) => Finding::problem(OUTBOX, format!("{name}: {error:#}")),
+    }
+}
+
+fn judge_outbox(name: &str, Standing { waiting, oldest, failed }: Standing) -> Finding {
+    let words = format!("{name}: {waiting} rows wait, {failed} cannot be sent");
+    let late = oldest.map_or(0, |age| age.as_secs());
+    match (late > LATE_SECONDS, failed) {
+        (true, _) => {
+            let words =
+                format!("{words}; the oldest waits for {late} s: see in the log of a server why it is not taken over");
+            Finding::warning(OUTBOX, words)
+        }
+        (false, 1..) => Finding::warning(OUTBOX, format!("{words}; `postrider outbox status` says why")),
+        (false, 0) => Finding::fine(OUTBOX, words),
     }
 }
 
@@ -185,28 +227,30 @@ fn counted(metrics: &str) -> Finding {
         line.unwrap_or("?").to_owned()
     };
     let [waiting, dead] = ["postrider_deliveries_waiting", "postrider_dead_letters"].map(value);
-    Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters"))
+    // One of several nodes knows of its own part only.
+    let part = match value("postrider_shards_owned").parse::<usize>() {
+        Ok(owned) if owned < Shard::COUNT => format!(" in the {owned} of {} shards of this node", Shard::COUNT),
+        Ok(_) | Err(_) => String::new(),
+    };
+    Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters{part}"))
 }
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 const SETTINGS: &str = "settings";
 const FOLDER: &str = "data folder";
 const DISK: &str = "disk";
 const KEYS: &str = "keys";
+const OUTBOX: &str = "outbox";
 const RUNNING: &str = "api";
 const METRICS: &str = "metrics";
 
 const WORDS_MAX: usize = 1_000;
 /// Long enough for some gigabytes. The log of a running server grows meanwhile.
 const DAMAGE_LOOK_MAX: Duration = Duration::from_secs(60);
+const LATE_SECONDS: u64 = 60;
 const ROOM_MIB: u64 = 4 * 1024;
 const ROOM_MIB_MIN: u64 = 256;
 
@@ -217,13 +261,29 @@ mod tests {
     #[test]
     fn keys_are_judged_by_whether_anything_was_written_with_them() {
         let folder = tempfile::tempdir().expect("a folder");
-        let judged = |noted| keys(folder.path(), noted).verdict;
+        let judged = |noted| keys(folder.path(), noted, "look for them").verdict;
         assert_eq!(judged(Ok(None)), Verdict::Warning, "a first start makes them");
         assert_eq!(judged(Ok(Some(vec![1]))), Verdict::Problem, "they are needed and not there");
+        let words = keys(folder.path(), Ok(Some(vec![1])), "look for them").words;
+        assert!(words.ends_with("; look for them"), "a start would be refused: {words}");
+        assert_eq!(judged(Err("away".to_owned())), Verdict::Warning);
         Keyring::open_or_create(folder.path()).expect("made");
         assert_eq!(judged(Ok(None)), Verdict::Fine);
         assert_eq!(judged(Ok(Some(vec![1]))), Verdict::Problem, "they are others");
         assert_eq!(judged(Err("away".to_owned())), Verdict::Warning);
+    }
+
+    #[test]
+    fn an_outbox_is_judged_by_what_waits_too_long_and_what_cannot_be_sent() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (standing, verdict) in [
+            (Standing::default(), Verdict::Fine),
+            (Standing { waiting: 9, oldest: seconds(60), failed: 0 }, Verdict::Fine),
+            (Standing { waiting: 9, oldest: seconds(61), failed: 0 }, Verdict::Warning),
+            (Standing { waiting: 0, oldest: None, failed: 1 }, Verdict::Warning),
+        ] {
+            assert_eq!(judge_outbox("shop", standing).verdict, verdict, "{standing:?}");
+        }
     }
 
     #[test]
@@ -237,6 +297,12 @@ mod tests {
     #[test]
     fn what_waits_is_read_from_the_metrics() {
         let metrics = "# TYPE postrider_dead_letters gauge\npostrider_dead_letters 3\npostrider_deliveries_waiting 7\n";
-        assert_eq!(counted(metrics).words, "7 deliveries wait, 3 dead letters");
+        for (owned, expected) in [
+            ("", "7 deliveries wait, 3 dead letters"),
+            ("postrider_shards_owned 256\n", "7 deliveries wait, 3 dead letters"),
+            ("postrider_shards_owned 85\n", "7 deliveries wait, 3 dead letters in the 85 of 256 shards of this node"),
+        ] {
+            assert_eq!(counted(&format!("{metrics}{owned}")).words, expected);
+        }
     }
 }

@@ -10,17 +10,18 @@ use crate::{
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 use postrider_store::{
-    PostgresOptions, Progress, move_to_postgres,
+    Moved, PostgresOptions, Progress, Step, move_to_postgres,
     postgres::{DatabaseUrl, Visitor},
 };
-use std::path::Path;
+use std::{cell::Cell, path::Path};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:
   POSTRIDER_DATABASE_URL=postgres://... postrider move --data /var/lib/postrider
 
-The server must be stopped, and the database must hold nothing of Postrider's. Everything moves, or nothing does.
+The server must be stopped, and the database must hold nothing of Postrider's. Everything moves, or nothing does. A move
+that was interrupted is ended by the same command.
 Exit codes: 0 moved, 1 not moved, 2 wrong usage or settings")]
 pub struct Args {
     #[command(flatten)]
@@ -35,32 +36,52 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let options = postgres_options(&settings)?;
     refuse_other_keys(&settings.data, url, &options).await?;
     let bar = bar()?;
-    let moving = move_to_postgres(&settings.data, url, &options, clock::now(), |progress| draw(&bar, progress));
+    let is_committing = Cell::new(false);
+    let told = |step| match step {
+        Step::Copying(progress) => draw(&bar, progress),
+        Step::Committing => is_committing.set(true),
+    };
+    let moving = move_to_postgres(&settings.data, url, &options, clock::now(), told);
+    tokio::pin!(moving);
     let moved = tokio::select! {
-        moved = moving => moved,
+        moved = &mut moving => moved,
         stopped = stop_signal() => {
             stopped?;
-            bar.finish_and_clear();
-            return Err(anyhow!("ended early; nothing was moved"));
+            if !is_committing.get() {
+                bar.finish_and_clear();
+                return Err(anyhow!("ended early; nothing was moved"));
+            }
+            // It takes a moment, and only its end tells which side counts.
+            moving.await
         }
     };
     bar.finish_and_clear();
-    let rows = moved?.into_iter().map(|(table, rows)| vec![table.to_owned(), rows.to_string()]).collect::<Vec<_>>();
-    print::say(&print::table(&["TABLE", "ROWS"], &rows))?;
     let data = settings.data.display();
+    match moved? {
+        Moved::Now(rows) => {
+            let rows = rows.into_iter().map(|(table, rows)| vec![table.to_owned(), rows.to_string()]);
+            print::say(&print::table(&["TABLE", "ROWS"], &rows.collect::<Vec<_>>()))?;
+            print::tell(&format!("Moved to {url}; each table has as many rows there."));
+        }
+        Moved::Before => print::tell(&format!("It had been moved to {url} before; that is noted in {data} now.")),
+    }
     print::tell(&format!(
-        "Moved to {url}; each table has as many rows there. The keys stay in {data}: start the server with the same folder \
-         and with database_url. postrider.db is not used any more, and no server starts on it; remove it when you are sure."
+        "The keys stay in {data}: start the server with the same folder and with database_url. postrider.db is not used any \
+         more, and no server starts on it; remove it when you are sure."
     ));
     Ok(())
 }
 
 /// What a node with other keys has begun cannot be gone on with.
 async fn refuse_other_keys(folder: &Path, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<()> {
-    let keyring = Keyring::open(folder)?;
+    let vault = Vault::new(Keyring::open(folder)?.encryption());
     match Visitor::connect(url, options).await?.note(VAULT_CHECK).await? {
-        Some(sealed) => check(&Vault::new(keyring.encryption()), &sealed),
-        None => Ok(()),
+        Some(sealed) if check(&vault, &sealed).is_err() => Err(anyhow!(
+            "a server with other keys than those in {} was started on {url}; take a fresh database, or that one if there is \
+             nothing in it and you make it anew",
+            folder.display()
+        )),
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -9,13 +9,13 @@ use super::{
     print::{self, Form},
 };
 use crate::{
-    config::{BODY_RANGE, parse_size, show_duration},
+    config::{BODY_RANGE, parse_size, read_database_url, show_duration},
+    deployment::read_ca,
     http::time::Time,
 };
 use anyhow::Context;
-use postrider_store::{
-    outbox::{Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Standing, Which, script},
-    postgres::DatabaseUrl,
+use postrider_store::outbox::{
+    Failed, Identity, Installation, Outbox, RowsThere, SchemaName, Sent, Standing, Which, script,
 };
 use serde_json::json;
 use std::{path::PathBuf, time::Duration};
@@ -61,9 +61,12 @@ struct Install {
     /// Print the SQL instead, to be copied into a migration
     #[arg(long)]
     print: bool,
-    /// The largest payload that can be inserted; not above the server's `body_max`
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = payload_max)]
-    payload_max: u64,
+    /// The largest payload that can be inserted; not above the server's `body_max` [default: as it is, or 1MiB]
+    #[arg(long, value_name = "SIZE", value_parser = payload_max)]
+    payload_max: Option<u64>,
+    /// Let commits notify the server [default: as it is, or so]
+    #[arg(long, conflicts_with = "no_notify")]
+    notify: bool,
     /// Let commits not notify the server; it then finds rows within a second
     #[arg(long)]
     no_notify: bool,
@@ -112,12 +115,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Command::Install(args) => install(args).await,
         Command::Status(args) => status(args).await,
         Command::Retry(args) => {
-            let count = args.place.connect().await?.retry(&args.which()?).await?;
-            Ok(print::say(&format!("{count} rows are tried again"))?)
+            let which = args.which()?;
+            let done = args.place.connect().await?.retry(&which).await?;
+            print::say(&format!("{} rows are tried again", done.len()))?;
+            all_of(&which, &done)
         }
         Command::Discard(args) => {
-            let count = args.place.connect().await?.discard(&args.which()?).await?;
-            Ok(print::say(&format!("{count} rows deleted"))?)
+            let which = args.which()?;
+            let done = args.place.connect().await?.discard(&which).await?;
+            print::say(&format!("{} rows deleted", done.len()))?;
+            all_of(&which, &done)
         }
         Command::Uninstall(args) => {
             let rows = if args.force { RowsThere::Discard } else { RowsThere::Keep };
@@ -128,10 +135,20 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
+/// Whoever names a row means one that there is.
+fn all_of(which: &Which, done: &[i64]) -> anyhow::Result<()> {
+    let missing: Vec<String> = match which {
+        Which::All => Vec::new(),
+        Which::These(ids) => ids.iter().filter(|id| !done.contains(id)).map(i64::to_string).collect(),
+    };
+    anyhow::ensure!(missing.is_empty(), "no row that cannot be sent has the number {}", missing.join(", "));
+    Ok(())
+}
+
 async fn install(args: Install) -> anyhow::Result<()> {
     let installation = Installation {
         payload_max: args.payload_max,
-        notify: !args.no_notify,
+        notify: (args.notify || args.no_notify).then_some(args.notify),
         senders: args.senders,
         relays: args.relays,
     };
@@ -172,13 +189,16 @@ fn show(standing: Standing, failed: &[Failed]) -> anyhow::Result<()> {
         return Ok(());
     }
     let rows = failed.iter().map(|row| {
-        let maybe = if row.may_have_been_sent { "maybe" } else { "no" };
+        let sent = match row.sent {
+            Sent::No => "no",
+            Sent::Maybe => "maybe",
+        };
         vec![
             row.id.to_string(),
             print::escaped_word(&row.app, 40),
             print::escaped_word(&row.event_type, 40),
             Time(row.failed_at).to_string(),
-            maybe.to_owned(),
+            sent.to_owned(),
             print::escaped_word(&row.error, 200),
         ]
     });
@@ -196,7 +216,7 @@ fn show_json(identity: &Identity, standing: Standing, failed: &[Failed]) -> anyh
                 "eventType": row.event_type,
                 "error": row.error,
                 "failedAt": Time(row.failed_at),
-                "mayHaveBeenSent": row.may_have_been_sent,
+                "mayHaveBeenSent": row.sent == Sent::Maybe,
             })
         })
         .collect();
@@ -225,11 +245,8 @@ impl PlaceFlags {
         let Some(url) = &self.database_url else {
             return Err(Usage("say which database with --database-url or POSTRIDER_OUTBOX_URL".to_owned()).into());
         };
-        let url: DatabaseUrl = url.parse().map_err(|error| Usage(format!("--database-url: {error}")))?;
-        let ca_pem = match &self.ca_file {
-            Some(path) => Some(std::fs::read(path).with_context(|| format!("reading {}", path.display()))?),
-            None => None,
-        };
+        let url = read_database_url(url).map_err(|reason| Usage(format!("--database-url: {reason}")))?;
+        let ca_pem = read_ca(self.ca_file.as_deref())?;
         Ok(Outbox::connect(&url, ca_pem.as_deref(), self.schema.clone(), "outbox command").await?)
     }
 }

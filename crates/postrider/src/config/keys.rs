@@ -140,7 +140,7 @@ pub const KEYS: &[Key] = &[
         default: None,
         secret: false,
         flag: None,
-        about: "A PEM file with certificate authorities that the PostgreSQL server's certificate may be signed by, besides the public ones.",
+        about: "A PEM file with certificate authorities that the PostgreSQL server's certificate may be signed by, besides the public ones. A file without one is refused, as is this setting without `database_url`.",
     },
     Key {
         name: "node_name",
@@ -148,7 +148,7 @@ pub const KEYS: &[Key] = &[
         default: None,
         secret: false,
         flag: Some("--node-name"),
-        about: "By what name this node is shown among those that share a PostgreSQL database; up to 40 characters. Only for people: two with the same name do no harm. Not set: the machine's host name.",
+        about: "By what name this node is shown among those that share a PostgreSQL database; up to 40 characters. Only for people: two with the same name do no harm. Not set: the machine's host name. Refused without `database_url`.",
     },
     Key {
         name: "lease",
@@ -156,7 +156,7 @@ pub const KEYS: &[Key] = &[
         default: Some("5s"),
         secret: false,
         flag: Some("--lease"),
-        about: "Where nodes share a PostgreSQL database: how long one that the others do not hear of keeps its lanes. When it dies without a word, nothing is sent from them for so long. From `1s` to `60s`. A node renews it five times in that span; one that is held up for longer loses its lanes, and what it was sending may be sent again.",
+        about: "Where nodes share a PostgreSQL database: how long one that the others do not hear of keeps its lanes. When it dies without a word, nothing is sent from them for so long. From `1s` to `60s`. A node renews it five times in that span; one that is held up for longer loses its lanes, and what it was sending may be sent again. Refused without `database_url`.",
     },
     Key {
         name: "public_url",

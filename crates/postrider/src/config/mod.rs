@@ -144,6 +144,15 @@ impl Settings {
             place: sources.place(key, figment.find_metadata(key)),
             reason,
         })?;
+        for key in OF_NODES.iter().filter(|_| settings.database_url.is_none()) {
+            match sources.place(key, figment.find_metadata(key)) {
+                Place::Default => {}
+                place @ (Place::File { .. } | Place::Variable(_) | Place::Flag(_)) => {
+                    let reason = "is of no effect without `database_url`; set that, or leave this out".to_owned();
+                    return Err(SettingsError::Wrong { key: (*key).to_owned(), place, reason });
+                }
+            }
+        }
         for key in KEYS.iter().filter(|key| key.secret && figment.contains(key.name)) {
             sources.refuse_open_file(key.name, figment.find_metadata(key.name))?;
         }
@@ -359,7 +368,7 @@ impl Raw {
 }
 
 /// The reasons quote what stands behind the password, so that it must be clear where that is.
-fn read_database_url(text: &str) -> Result<DatabaseUrl, String> {
+pub(crate) fn read_database_url(text: &str) -> Result<DatabaseUrl, String> {
     let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
     if let Some((before, after)) = rest.split_once('@')
         && (before.contains(['/', '?', '#']) || after.contains('@'))
@@ -393,6 +402,9 @@ pub fn default_file() -> Option<PathBuf> {
     let path = Path::new("postrider.toml");
     path.exists().then(|| path.to_path_buf())
 }
+
+/// What concerns only nodes that share a database.
+const OF_NODES: [&str; 3] = ["database_ca_file", "node_name", "lease"];
 
 /// With a word before it, this fits into what PostgreSQL shows of a connection.
 const NODE_NAME_MAX: usize = 40;

@@ -299,6 +299,17 @@ mod tests {
     }
 
     #[test]
+    fn what_concerns_nodes_is_refused_where_there_are_none() {
+        for (name, value) in [("node_name", "north"), ("lease", "5s"), ("database_ca_file", "ca.pem")] {
+            let alone = load("", &[], &[(name, value)]).expect_err(name);
+            assert!(alone.contains(&format!("`{name}`")) && alone.contains("without `database_url`"), "{alone}");
+            let line = format!("{name} = \"{value}\"");
+            assert!(load(&line, &[], &[]).is_err(), "{line}");
+            load("", &[("POSTRIDER_DATABASE_URL", "postgres://u@localhost/hooks")], &[(name, value)]).expect(name);
+        }
+    }
+
+    #[test]
     fn every_default_holds_without_any_source() {
         let settings = Settings::defaults();
         assert_eq!(settings.listen.to_string(), "127.0.0.1:8071");
@@ -425,7 +436,7 @@ mod tests {
         let json = ("POSTRIDER_OUTBOXES", r#" [{"url": "postgres://a@h/d"}, "postgres://a@h/e"]"#);
         assert_eq!(names(file, &[json], &[]), "d/postrider d on h:5432, e/postrider e on h:5432");
         let plain = ("POSTRIDER_OUTBOXES", "postgres://a@h,i/f");
-        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432");
+        assert_eq!(names("", &[plain], &[]), "f/postrider f on h:5432 or i:5432");
         let flags = [("outboxes", "postgres://a@h/g"), ("outboxes", "postgres://a@h/i")];
         assert_eq!(names(file, &[json], &flags), "g/postrider g on h:5432, i/postrider i on h:5432");
         for (file, expected) in [
@@ -458,7 +469,8 @@ mod tests {
     #[test]
     fn a_node_is_called_like_its_machine_unless_it_has_a_name() {
         assert!(!load("", &[], &[]).expect("valid").node_name.is_empty());
-        assert_eq!(load("", &[], &[("node_name", "left")]).expect("valid").node_name, "left");
+        let database = ("database_url", "postgres://u@localhost/hooks");
+        assert_eq!(load("", &[], &[database, ("node_name", "left")]).expect("valid").node_name, "left");
     }
 
     #[cfg(unix)]

@@ -14,7 +14,7 @@ use postrider_engine::{
     policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
-use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError};
+use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -63,8 +63,8 @@ impl Carrier {
         }
     }
 
-    /// Tries once, and says what becomes of the delivery.
-    pub async fn deliver(&self, parcel: Parcel<Cargo>) -> Settled {
+    /// Tries once, and says what becomes of the delivery. `tenure`: in which it was begun.
+    pub async fn deliver(&self, parcel: Parcel<Cargo>, tenure: Tenure) -> Settled {
         let started = clock::now();
         let (endpoint, rules) = match self.rules_of(&parcel).await {
             Ok(Some(found)) => found,
@@ -85,7 +85,7 @@ impl Carrier {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
         // The reads above may have taken long, and the lane may be someone else's by now.
-        if !self.store.may_send() {
+        if !self.store.may_send(tenure) {
             return Settled::untouched(&parcel, started);
         }
         let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;

@@ -3,12 +3,18 @@
 //! One task owns the engine's state and never waits for the network or the disk; requests, loads and commits
 //! run beside it and report back. The way of one delivery is in `delivery.rs`.
 //!
-//! Lanes come and go by the shard: the store offers them, wants them back, or says that all are lost. Whatever is begun
-//! remembers the reign in which it was; what comes in after its end counts for nothing, because the lanes may be someone
-//! else's by then, or this process's for a second time.
+//! Lanes come and go by the shard. A shard is *offered* by the store, *entered* by reading how its lanes stand, *owned*,
+//! asked to *leave* when it is wanted elsewhere, and given up when its lanes have come to rest. Or all are lost at once:
+//! whatever is begun remembers the reign in which it was, and what comes in after its end counts for nothing, because the
+//! lanes may be someone else's by then, or this process's for a second time.
 
 mod delivery;
+mod found;
 mod notices;
+mod settings;
+mod shards;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     clock,
@@ -18,25 +24,20 @@ use crate::{
     transport::Transport,
 };
 use delivery::{Cargo, Carrier, Settled};
+use found::Found;
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
-    policy::{DisableRules, Health, Next, Ordering, Progress},
+    policy::{Health, Next, Progress},
 };
-use postrider_store::{
-    By, Cancelled, Committed, LaneFound, Loaded, Settlement, Shard, Shards, Store, StoreError, Tenure, Waiting,
-};
-use std::{
-    collections::{HashMap, HashSet},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting};
+use settings::gone_lane;
+use shards::Entering;
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
     time::{Instant, sleep_until},
 };
 
@@ -52,11 +53,11 @@ const PARCEL_BYTES: usize = 512;
 /// How often it is asked whether something may be sent again, while nothing may.
 const SEND_RECHECK: Duration = Duration::from_millis(50);
 
+/// A clock that says so much less than before was set back, and not only put right a little.
+const SET_BACK_MIN: Duration = Duration::from_secs(1);
+
 /// How often all lanes are looked through for such as have come to rest, while some are to.
 const QUIET_RECHECK: Duration = Duration::from_millis(10);
-
-/// Settings of lanes that are read at the same time when shards are taken over.
-const READS_AT_ONCE: usize = 8;
 
 /// The application of a deleted endpoint is not known. Nothing is sent in its lane, only ended: so it does no harm if
 /// another node has the lane as well.
@@ -70,6 +71,7 @@ enum Event {
     LoadFailed(EndpointKey),
     Spilled(Reign, Result<Vec<DeliveryId>, Deposed>),
     Disowned(Reign, Result<(), Deposed>),
+    Found(Reign, Found),
     LaneFound {
         endpoint: EndpointKey,
         settings: LaneSettings,
@@ -99,13 +101,23 @@ pub struct Dispatch {
     tasks: Arc<Tasks>,
     events: mpsc::UnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
+    stopping: bool,
+    /// The latest time that was seen.
+    now: Timestamp,
     /// What is written is written in this one.
     tenure: Tenure,
     reign: Reign,
+    /// Shards that were offered and are not being read yet.
+    offered: Shards,
+    entering: Option<Entering>,
+    /// What was told of lanes that are not served yet, and is heard once they are.
+    early: Vec<Committed>,
     /// The shards whose lanes are served.
     owned: Shards,
     /// Those whose lanes are being brought to rest.
     leaving: Shards,
+    /// Those that were given up before a last message of theirs came. It is given a row, and nothing else.
+    lingering: Shards,
     /// How many times shards are being given up.
     disowning: usize,
     sought_quiet_at: Option<Instant>,
@@ -139,10 +151,16 @@ impl Dispatch {
             tasks,
             events,
             inbox,
+            stopping: false,
+            now: Timestamp::default(),
             tenure: Tenure::default(),
             reign: 0,
+            offered: Shards::NONE,
+            entering: None,
+            early: Vec::new(),
             owned: Shards::NONE,
             leaving: Shards::NONE,
+            lingering: Shards::NONE,
             disowning: 0,
             sought_quiet_at: None,
             unsettled: Vec::new(),
@@ -158,32 +176,31 @@ impl Dispatch {
     /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
-        let mut stopping = false;
+        let mut clock_set = clock::changes();
         loop {
-            let now = clock::now();
-            if !stopping && *stop.borrow() {
-                stopping = true;
-                self.retire();
-                self.leave(self.owned, now);
-                self.engine.release(|_| true, now);
+            let now = self.look_at_the_clock();
+            if !self.stopping && *stop.borrow() {
+                self.stop(now);
             }
-            let may_send = self.store.may_send();
-            self.engine.let_start(may_send && !stopping);
+            let may_send = self.store.may_send(self.tenure);
+            self.engine.let_start(may_send && !self.stopping);
             while let Some(command) = self.engine.next(now) {
                 self.carry_out(command, now);
             }
             self.commit();
             self.give_up_quiet();
+            self.enter_offered();
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
-            if stopping && self.is_at_rest() {
+            if self.stopping && self.is_at_rest() {
                 return;
             }
             let nap = pin!(nap_until(self.wake_at(may_send)));
             tokio::select! {
                 Some(event) = self.inbox.recv() => self.take(event),
-                Some(news) = committed.recv() => self.hear(news, &mut stop).await,
-                Ok(()) = stop.changed(), if !stopping => {}
+                Some(news) = committed.recv() => self.hear(news),
+                Ok(()) = stop.changed(), if !self.stopping => {}
+                Ok(()) = clock_set.changed() => {}
                 () = nap => {}
             }
             // What else has come meanwhile is taken along, from both sides, so that neither waits for the other.
@@ -192,31 +209,40 @@ impl Dispatch {
                 self.take(event);
             }
             while let Ok(news) = committed.try_recv() {
-                self.hear(news, &mut stop).await;
+                self.hear(news);
             }
         }
     }
 
-    /// What has come to rest is to be someone else's, and not to be offered again.
-    fn retire(&self) {
-        let store = Arc::clone(&self.store);
-        tokio::spawn(async move {
-            if let Err(error) = store.retire().await {
-                tracing::warn!(%error, "the other nodes could not be told that this one stops");
-            }
-        });
+    fn look_at_the_clock(&mut self) -> Timestamp {
+        let now = clock::now();
+        if now.plus(SET_BACK_MIN) < self.now {
+            self.engine.set_back(now);
+        }
+        self.now = now;
+        now
+    }
+
+    /// What is served comes to rest, and what is not served yet never is.
+    fn stop(&mut self, now: Timestamp) {
+        self.stopping = true;
+        self.retire();
+        self.turn_down(Shards::ALL);
+        self.leave(self.owned, now);
+        self.engine.release(|_| true, now);
     }
 
     fn wake_at(&self, may_send: bool) -> Option<Instant> {
         let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(clock::now()));
         let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
-        let quiet = (!self.leaving.is_empty()).then(|| Instant::now() + QUIET_RECHECK);
+        let quiet = (!self.ending().is_empty()).then(|| Instant::now() + QUIET_RECHECK);
         [engine, resume, quiet].into_iter().flatten().min()
     }
 
     /// Nothing is served any more, and nothing that counts is under way.
     fn is_at_rest(&self) -> bool {
-        self.leaving.is_empty() && self.disowning == 0 && !self.committing && self.engine.busy_apps().next().is_none()
+        let is_served = !self.ending().is_empty() || self.engine.busy_apps().next().is_some();
+        !is_served && self.disowning == 0 && !self.committing
     }
 
     fn carry_out(&mut self, command: Command<Cargo>, now: Timestamp) {
@@ -224,7 +250,8 @@ impl Dispatch {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
-                tokio::spawn(async move { promise.keep(carrier.deliver(parcel).await) });
+                let tenure = self.tenure;
+                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, tenure).await) });
             }
             Command::Bury(parcel) => match parcel.id.trigger {
                 Trigger::Scheduled => {
@@ -271,52 +298,6 @@ impl Dispatch {
         });
     }
 
-    /// The lanes of these shards are to come to rest.
-    fn leave(&mut self, shards: Shards, now: Timestamp) {
-        self.owned = self.owned.without(shards);
-        self.leaving = self.leaving.with(shards);
-        self.sought_quiet_at = None;
-        self.engine.release(|app| lies_in(shards, app), now);
-    }
-
-    /// Gives up shards whose lanes have come to rest.
-    fn give_up_quiet(&mut self) {
-        let sought_lately = self.sought_quiet_at.is_some_and(|at| at.elapsed() < QUIET_RECHECK);
-        if self.leaving.is_empty() || sought_lately {
-            return;
-        }
-        self.sought_quiet_at = Some(Instant::now());
-        let busy: Shards = self.engine.busy_apps().filter(|app| *app != NOBODY).map(Shard::of).collect();
-        let quiet = self.leaving.without(busy);
-        if quiet.is_empty() {
-            return;
-        }
-        self.leaving = self.leaving.without(quiet);
-        self.engine.forget(|app| lies_in(quiet, app));
-        self.disowning += 1;
-        let (store, events, tenure, reign) = (Arc::clone(&self.store), self.events.clone(), self.tenure, self.reign);
-        tokio::spawn(async move {
-            let written = insist_as_owner(|| store.disown(tenure, quiet)).await;
-            let _ = events.send(Event::Disowned(reign, written));
-        });
-    }
-
-    /// All lanes are lost. What is on the network goes on, and what becomes of it is not written down.
-    fn depose(&mut self) {
-        self.reign += 1;
-        self.engine.depose();
-        (self.owned, self.leaving) = (Shards::NONE, Shards::NONE);
-        self.unsettled.clear();
-        self.unopened.clear();
-    }
-
-    /// A write of this reign was refused. The store says so in its news as well, but nothing may happen before.
-    fn refused(&mut self, reign: Reign) {
-        if reign == self.reign {
-            self.depose();
-        }
-    }
-
     fn take(&mut self, event: Event) {
         let now = clock::now();
         match event {
@@ -358,6 +339,11 @@ impl Dispatch {
                     self.refused(reign);
                 }
             }
+            Event::Found(reign, found) => {
+                if reign == self.reign {
+                    self.enter(found, now);
+                }
+            }
             Event::LaneFound { endpoint, settings, due } => {
                 self.unopened.remove(&endpoint);
                 if self.serves(settings.app) {
@@ -383,9 +369,13 @@ impl Dispatch {
     }
 
     /// What was just committed: new messages go straight to their lanes.
-    async fn hear(&mut self, news: Vec<Committed>, stop: &mut watch::Receiver<bool>) {
+    fn hear(&mut self, news: Vec<Committed>) {
         for committed in news {
             let now = clock::now();
+            if self.is_early(&committed) {
+                self.early.push(committed);
+                continue;
+            }
             match committed {
                 Committed::Message { letter, owed } => {
                     let weight = PARCEL_BYTES + letter.payload.as_ref().map_or(0, bytes::Bytes::len);
@@ -409,9 +399,8 @@ impl Dispatch {
                         };
                         self.engine.hand_over(parcel, settings, now);
                     }
-                    // It was on its way when the lanes were asked to leave: it is given rows, and then they leave.
                     if !self.serves(letter.app) {
-                        self.leave([Shard::of(letter.app)].into_iter().collect(), now);
+                        self.send_off(letter.app, now);
                     }
                 }
                 Committed::Waiting { endpoint, due } => match self.directory.endpoint_at_hand(endpoint) {
@@ -421,14 +410,19 @@ impl Dispatch {
                     Some(_) => {}
                     None => self.find_lane(endpoint, due),
                 },
-                Committed::Settings { app } => self.reread(app),
+                Committed::Settings { app } => {
+                    self.reread(app);
+                    // What is being read of its lanes may be older.
+                    if self.arriving().has_lanes_of(app) {
+                        self.early.push(committed);
+                    }
+                }
                 Committed::EventTypes => self.directory.event_types_changed(),
                 Committed::Work => self.tasks.wake(),
-                Committed::Offered { .. } if *stop.borrow() => {}
-                Committed::Offered { tenure, shards } => self.take_over(tenure, shards, stop).await,
+                Committed::Offered { tenure, shards } => self.take_over(tenure, shards),
                 Committed::Wanted { shards } => {
-                    let unserved = Shards::ALL.without(self.owned);
-                    self.leave(shards.without(unserved), now);
+                    self.turn_down(shards);
+                    self.leave(shards.and(self.owned), now);
                 }
                 Committed::Deposed => self.depose(),
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
@@ -449,175 +443,6 @@ impl Dispatch {
             }
         }
     }
-
-    fn serves(&self, app: AppKey) -> bool {
-        self.owned.has_lanes_of(app) || (app == NOBODY && !self.owned.is_empty())
-    }
-
-    /// A lane whose settings are not at hand starts parked, and is freed when they have been read.
-    fn settings_of(&mut self, endpoint: EndpointKey, app: AppKey) -> LaneSettings {
-        match self.directory.endpoint_at_hand(endpoint) {
-            Some(entry) => entry.lane,
-            None => {
-                if !self.reading.contains_key(&app) {
-                    self.read(app);
-                }
-                LaneSettings { parked: true, gone: false, unknown: true, ..gone_lane(app, None) }
-            }
-        }
-    }
-
-    /// What is known by now, for settings that were read some time ago.
-    fn newest(&self, endpoint: EndpointKey, read: LaneSettings) -> LaneSettings {
-        self.directory.endpoint_at_hand(endpoint).map_or(read, |entry| entry.lane)
-    }
-
-    /// Settings of this application changed. Of changes that come close together the last one counts: what a read
-    /// brings that began before it is thrown away.
-    fn reread(&mut self, app: AppKey) {
-        self.directory.changed(app);
-        let is_served = self.serves(app);
-        match self.reading.get_mut(&app) {
-            Some(reading) => *reading = Reading::Outdated,
-            None if is_served => self.read(app),
-            // It is enough that they are read anew when a message comes.
-            None => {}
-        }
-    }
-
-    fn read(&mut self, app: AppKey) {
-        self.reading.insert(app, Reading::Current);
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            let by = By::Key(app);
-            let entry = insist(|| directory.application(&by)).await;
-            let _ = events.send(Event::AppRead(app, entry));
-        });
-    }
-
-    fn reread_endpoint(&self, endpoint: EndpointKey) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            let event = match insist(|| directory.endpoint(endpoint)).await {
-                Some(entry) => Event::Disabled(entry.lane.app),
-                None => Event::EndpointGone(endpoint),
-            };
-            let _ = events.send(event);
-        });
-    }
-
-    /// Gives every lane of an application its settings. Lanes whose endpoint is gone are freed, so that what they
-    /// hold comes to its end.
-    fn adopt(&mut self, app: AppKey, entry: Option<Arc<AppEntry>>, now: Timestamp) {
-        self.tasks.wake();
-        if !self.serves(app) {
-            return;
-        }
-        let mut left: HashSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
-        for endpoint in entry.iter().flat_map(|entry| &entry.endpoints) {
-            left.remove(&endpoint.key);
-            self.engine.set_lane(endpoint.key, endpoint.lane, now);
-        }
-        // They still share the application's rate.
-        let gone = gone_lane(app, entry.as_ref().and_then(|entry| entry.application.rate_limit));
-        for endpoint in left {
-            self.engine.set_health(endpoint, gone, Health::default(), now);
-            self.engine.set_lane(endpoint, gone, now);
-        }
-    }
-
-    /// Before anything is sent the breakers must be as they were, and it must be known which lanes have something waiting:
-    /// what is new belongs behind it. So all else waits meanwhile, the news of these lanes above all.
-    async fn take_over(&mut self, tenure: Tenure, shards: Shards, stop: &mut watch::Receiver<bool>) {
-        let found = tokio::select! {
-            found = Found::read(&self.store, &self.directory, shards) => found,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        if tenure != self.tenure && !self.owned.with(self.leaving).is_empty() {
-            self.depose();
-        }
-        let now = clock::now();
-        self.tenure = tenure;
-        self.owned = self.owned.with(shards);
-        self.engine.gain(now);
-        for (endpoint, settings, health) in found.healths {
-            self.engine.set_health(endpoint, settings, health, now);
-        }
-        self.unopened.extend(found.lanes.iter().map(|lane| (lane.endpoint, lane.next_due)));
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            some_at_once(found.lanes, |lane| {
-                let (directory, events) = (Arc::clone(&directory), events.clone());
-                async move { announce_lane(&directory, &events, lane.endpoint, lane.next_due).await }
-            })
-            .await;
-        });
-        tokio::select! {
-            owned = insist_as_owner(|| self.store.own(tenure, shards)) => {
-                if let Err(Deposed) = owned {
-                    self.depose();
-                }
-            }
-            _ = stop.wait_for(|stop| *stop) => {}
-        }
-    }
-
-    fn find_healed(&self, endpoint: EndpointKey) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move {
-            if let Some(entry) = insist(|| directory.endpoint(endpoint)).await {
-                let _ = events.send(Event::Healed { endpoint, settings: entry.lane });
-            }
-        });
-    }
-
-    fn find_lane(&self, endpoint: EndpointKey, due: Timestamp) {
-        let (directory, events) = (Arc::clone(&self.directory), self.events.clone());
-        tokio::spawn(async move { announce_lane(&directory, &events, endpoint, due).await });
-    }
-}
-
-/// How the lanes of some shards stood when they were taken over.
-struct Found {
-    healths: Vec<(EndpointKey, LaneSettings, Health)>,
-    lanes: Vec<LaneFound>,
-}
-
-impl Found {
-    async fn read(store: &Arc<dyn Store>, directory: &Arc<Directory>, shards: Shards) -> Self {
-        let healths = insist(|| store.healths(shards)).await;
-        let healths = some_at_once(healths, |(endpoint, health)| {
-            let directory = Arc::clone(directory);
-            async move {
-                let entry = insist(|| directory.endpoint(endpoint)).await;
-                entry.map(|entry| (endpoint, entry.lane, health))
-            }
-        });
-        Self { healths: healths.await.into_iter().flatten().collect(), lanes: insist(|| store.lanes(shards)).await }
-    }
-}
-
-/// Not one after the other, because there may be many and each waits for the store; and not all of them together.
-async fn some_at_once<T, R, F>(items: Vec<T>, mut how: impl FnMut(T) -> F) -> Vec<R>
-where
-    R: Send + 'static,
-    F: Future<Output = R> + Send + 'static,
-{
-    let (mut under_way, mut done) = (JoinSet::new(), Vec::with_capacity(items.len()));
-    for item in items {
-        if under_way.len() >= READS_AT_ONCE {
-            done.extend(under_way.join_next().await.and_then(Result::ok));
-        }
-        under_way.spawn(how(item));
-    }
-    while let Some(ended) = under_way.join_next().await {
-        done.extend(ended.ok());
-    }
-    done
-}
-
-fn lies_in(shards: Shards, app: AppKey) -> bool {
-    app != NOBODY && shards.has_lanes_of(app)
 }
 
 async fn nap_until(at: Option<Instant>) {
@@ -657,35 +482,6 @@ impl Drop for Promise {
         if let Some(settled) = self.settled.take() {
             let _ = self.events.send(Event::Answered(self.reign, settled));
         }
-    }
-}
-
-async fn announce_lane(
-    directory: &Directory,
-    events: &mpsc::UnboundedSender<Event>,
-    endpoint: EndpointKey,
-    due: Timestamp,
-) {
-    let settings = match insist(|| directory.endpoint(endpoint)).await {
-        Some(entry) => entry.lane,
-        None => gone_lane(NOBODY, None),
-    };
-    let _ = events.send(Event::LaneFound { endpoint, settings, due });
-}
-
-/// The lane of an endpoint that was deleted: whatever is in it is sent on its way to the dead letters.
-fn gone_lane(app: AppKey, app_rate: Option<u32>) -> LaneSettings {
-    LaneSettings {
-        app,
-        app_rate,
-        in_flight_max: 100,
-        rate: None,
-        parked: false,
-        ordering: Ordering::None,
-        breaker: None,
-        disable: DisableRules { failing_for: None, permanent_streak: None },
-        gone: true,
-        unknown: false,
     }
 }
 

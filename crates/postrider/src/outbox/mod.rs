@@ -5,24 +5,19 @@
 //! by its event id, for as long as messages are kept. Past that time nobody can know any more, and the row is set aside
 //! for a person.
 //!
-//! Rows of one ordering key are offered one after the other, and a row is gone only once it is stored. So whoever offers a
-//! row has seen all those before it stored, even if two nodes believe at once that they are the one to relay.
+//! Rows of one ordering key are offered one after the other, and a row is gone only once it is stored. A walk goes through
+//! the rows of one moment, in which whoever sees a row sees all those of its key that were committed before. So whoever
+//! offers a row has seen all those before it stored, even if two nodes believe at once that they are the one to relay.
 
+mod desk;
 mod row;
 
-use crate::{
-    clock,
-    config::OutboxSettings,
-    directory::{AppEntry, Directory},
-    ids::IdCodec,
-    ingest::{Ingest, NewEvent},
-};
+pub use desk::Desk;
+
+use crate::config::OutboxSettings;
+use desk::{End, Offer, Past, Prepared};
 use metrics::{Counter, Gauge};
-use postrider_engine::AppKey;
-use postrider_store::{
-    AcceptError, By, Content, Idempotency, Retention, Store, StoreError,
-    outbox::{Found, Identity, Outbox, OutboxError, Portion, Refusal, Row, Standing},
-};
+use postrider_store::outbox::{Found, Identity, Outbox, OutboxError, Refusal, Standing};
 use rand::{Rng, RngExt, rngs::StdRng};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{
@@ -38,17 +33,6 @@ pub struct Relay {
     desk: Arc<Desk>,
     meters: Meters,
     rng: StdRng,
-}
-
-/// Where rows are offered.
-pub struct Desk {
-    pub store: Arc<dyn Store>,
-    pub directory: Arc<Directory>,
-    pub ingest: Arc<Ingest>,
-    pub ids: IdCodec,
-    /// Bytes of a payload.
-    pub body_max: usize,
-    pub retention: Retention,
 }
 
 impl Relay {
@@ -120,7 +104,7 @@ impl Relay {
                     troubles = 0;
                     POLL_EVERY
                 }
-                Drained::Paused => {
+                Drained::Walked => {
                     troubles = 0;
                     continue;
                 }
@@ -146,10 +130,10 @@ impl Relay {
         Ok(())
     }
 
-    /// Goes through the rows from the oldest on.
+    /// Goes once through the rows that wait at this moment, from the oldest on.
     ///
-    /// From the oldest again and again: a row may be committed after those with greater numbers. Not at each portion,
-    /// though: what was deleted lies in the way until it is vacuumed.
+    /// Of one moment, or a row that is committed meanwhile could be passed over and the next of its key taken. And many rows
+    /// for one look at the beginning, where what was deleted lies in the way until it is vacuumed.
     async fn drain(
         &self,
         outbox: &Outbox,
@@ -158,22 +142,23 @@ impl Relay {
     ) -> Result<Drained, OutboxError> {
         let known_for = self.desk.known_for();
         let began = Instant::now();
-        let mut past = 0;
-        while !*stopped.borrow() {
-            let found = outbox.waiting(past, PORTION, known_for).await?;
-            let Some(last) = found.last().map(|row| row.as_ref().map_or_else(|(id, _)| *id, |row| row.id)) else {
-                return Ok(Drained::Empty);
-            };
-            let done = self.relay(outbox, identity, found).await?;
-            if let Some(reason) = done {
+        let walk = outbox.waiting(WALK_ROWS_MAX).await?;
+        if walk.is_empty() {
+            return Ok(Drained::Empty);
+        }
+        let mut ahead = &walk[..];
+        // Not much longer than a row that was committed late may wait for its turn.
+        while !ahead.is_empty() && !*stopped.borrow() && began.elapsed() < POLL_EVERY {
+            let portion = &ahead[..ahead.len().min(PORTION_ROWS_MAX)];
+            let found = outbox.read(portion, PORTION_BYTES_MAX, known_for).await?;
+            let last = found.last().map(|row| row.as_ref().map_or_else(|(id, _)| *id, |row| row.id));
+            let done = last.map_or(portion.len(), |last| portion.partition_point(|id| *id <= last));
+            ahead = &ahead[done..];
+            if let Some(reason) = self.relay(outbox, identity, found).await? {
                 return Ok(Drained::Held(reason));
             }
-            past = last;
-            if began.elapsed() > POLL_EVERY {
-                break;
-            }
         }
-        Ok(Drained::Paused)
+        Ok(Drained::Walked)
     }
 
     /// Offers rows to the store, and deletes those that it has taken. `Some`: not all could be decided, and why.
@@ -186,28 +171,23 @@ impl Relay {
         let (mut offers, mut refusals) = (Vec::new(), Vec::new());
         for row in found {
             match self.desk.prepare(identity, row).await {
-                Ok(Ok(offer)) => offers.push(offer),
-                Ok(Err(refusal)) => refusals.push(refusal),
+                Ok(Prepared::Offer(offer)) => offers.push(*offer),
+                Ok(Prepared::Refused(refusal)) => refusals.push(refusal),
                 // Nothing has been offered yet, so nothing is lost by beginning again.
                 Err(error) => return Ok(Some(error.to_string())),
             }
         }
-        let new: Vec<(i64, String)> = offers
-            .iter()
-            .filter(|offer| !offer.was_taken)
-            .map(|offer| (offer.id, self.desk.ids.id_of(offer.app.application.key)))
-            .collect();
-        if !new.is_empty() {
-            let taken: BTreeSet<i64> = outbox.take(&new, self.desk.known_for()).await?.into_iter().collect();
-            for offer in &mut offers {
-                offer.is_gone = !offer.was_taken && !taken.contains(&offer.id);
-            }
-        }
+        let lost = self.take(outbox, &offers).await?;
+        let (mut stored, mut held) = (Vec::new(), None);
         let mut chains = JoinSet::new();
-        for chain in row::chains(offers, |offer| offer.order.clone()) {
+        for mut chain in row::chains(offers, Offer::links) {
+            if let Some(at) = chain.iter().position(|offer| lost.contains(&offer.id)) {
+                // Whoever took it offers it, and what comes after it has to wait for that.
+                chain.truncate(at);
+                held = Some("another node takes rows as well".to_owned());
+            }
             chains.spawn(Arc::clone(&self.desk).offer_in_order(chain));
         }
-        let (mut stored, mut held) = (Vec::new(), None);
         while let Some(chain) = chains.join_next().await {
             let Ok(ends) = chain else {
                 held = Some("the work on a row was ended".to_owned());
@@ -233,131 +213,29 @@ impl Relay {
         }
         Ok(held)
     }
+
+    /// Writes down which rows are about to be offered for the first time. Tells which of them somebody else has taken or
+    /// deleted since they were read.
+    async fn take(&self, outbox: &Outbox, offers: &[Offer]) -> Result<BTreeSet<i64>, OutboxError> {
+        let new = offers.iter().filter(|offer| offer.past == Past::New);
+        let new: Vec<(i64, String)> = new.map(|offer| (offer.id, self.desk.ids.id_of(offer.app()))).collect();
+        let mut lost: BTreeSet<i64> = new.iter().map(|(id, _)| *id).collect();
+        if !new.is_empty() {
+            for taken in outbox.take(&new, self.desk.known_for()).await? {
+                lost.remove(&taken);
+            }
+        }
+        Ok(lost)
+    }
 }
 
 /// How a walk through the rows ended.
 enum Drained {
+    /// There were none.
     Empty,
     /// It is time to begin from the oldest row again.
-    Paused,
+    Walked,
     Held(String),
-}
-
-/// A row that may become a message.
-struct Offer {
-    id: i64,
-    app: Arc<AppEntry>,
-    content: Content,
-    idempotency: Idempotency,
-    /// The application as the producer calls it, and the ordering key.
-    order: Option<(String, String)>,
-    /// Offered before, so that the store may have it.
-    was_taken: bool,
-    /// Its event id is one that only this row can have.
-    is_named_by_us: bool,
-    /// Somebody else has taken or deleted it since it was read.
-    is_gone: bool,
-}
-
-/// What became of an offer.
-enum End {
-    Stored,
-    Refused(Refusal),
-    Held(String),
-}
-
-impl Desk {
-    fn known_for(&self) -> Duration {
-        let Retention { payloads, attempts, dead_letters, idempotency: _ } = self.retention;
-        row::known_for(payloads.max(attempts).max(dead_letters))
-    }
-
-    async fn prepare(&self, identity: &Identity, found: Found) -> Result<Result<Offer, Refusal>, StoreError> {
-        let row = match found {
-            Ok(row) => row,
-            Err((id, error)) => return Ok(Err(Refusal { id, error, is_certain: false })),
-        };
-        let was_taken = row.taken.is_some();
-        let refusal = |error| Ok(Err(Refusal { id: row.id, error, is_certain: !was_taken }));
-        // What was offered for an application is offered for the same one again, also if its name is another's now.
-        let name = row.taken.as_ref().map_or(&row.app, |taken| &taken.app);
-        if row.taken.as_ref().is_some_and(|taken| taken.is_forgotten) {
-            let error =
-                "it was taken so long ago that it is not known any more whether it was sent; retry or discard it";
-            return refusal(error.to_owned());
-        }
-        let app = match self.ids.by::<AppKey>(name) {
-            Some(by) => self.directory.application(&by).await?,
-            None => None,
-        };
-        let Some(app) = app else { return refusal(format!("there is no application `{name}`")) };
-        match row::content(identity, &row, self.body_max, clock::now()) {
-            Err(flaw) => refusal(flaw),
-            Ok(content) => Ok(Ok(offer(identity, row, app, content))),
-        }
-    }
-
-    /// Offers rows one after the other, until one cannot be decided.
-    async fn offer_in_order(self: Arc<Self>, chain: Vec<Offer>) -> Vec<(i64, End)> {
-        let mut ends = Vec::with_capacity(chain.len());
-        for offer in chain {
-            let id = offer.id;
-            let end = self.offer(offer).await.unwrap_or_else(|error| End::Held(error.to_string()));
-            let is_held = matches!(end, End::Held(_));
-            ends.push((id, end));
-            if is_held {
-                break;
-            }
-        }
-        ends
-    }
-
-    async fn offer(&self, offer: Offer) -> Result<End, StoreError> {
-        if offer.is_gone {
-            return Ok(End::Held("another node takes rows as well".to_owned()));
-        }
-        let refused = |error: &str| {
-            Ok(End::Refused(Refusal { id: offer.id, error: error.to_owned(), is_certain: !offer.was_taken }))
-        };
-        let event = NewEvent {
-            content: offer.content.clone(),
-            payload_expires_at: None,
-            idempotency: Some(offer.idempotency),
-            only: None,
-        };
-        match self.ingest.accept(&offer.app, event).await {
-            Ok(_) => Ok(End::Stored),
-            // Looked up anew with the next portion, where it shows if the application is gone.
-            Err(AcceptError::Outdated) => Ok(End::Held("the settings of its application have changed".to_owned())),
-            Err(AcceptError::KeyReused) => refused(SET_BACK),
-            // A row that was never offered before cannot be the owner of a name that it chose itself.
-            Err(AcceptError::EventIdTaken) if !offer.was_taken && !offer.is_named_by_us => refused(EVENT_ID_TAKEN),
-            Err(AcceptError::EventIdTaken) => {
-                let by = By::Uid(offer.content.event_id.clone().unwrap_or_default());
-                match self.store.message(offer.app.application.key, by).await? {
-                    Some(message) if row::is_same(&offer.content, &message) => Ok(End::Stored),
-                    Some(_) if offer.is_named_by_us => refused(SET_BACK),
-                    Some(_) => refused(EVENT_ID_TAKEN),
-                    // Forgotten since; the name is free again.
-                    None => Ok(End::Held("a message with its event id was being forgotten".to_owned())),
-                }
-            }
-            Err(AcceptError::Store(error)) => Err(error),
-        }
-    }
-}
-
-fn offer(identity: &Identity, row: Row, app: Arc<AppEntry>, content: Content) -> Offer {
-    Offer {
-        id: row.id,
-        idempotency: row::idempotency(identity, row.id, &content),
-        app,
-        content,
-        order: row.ordering_key.map(|key| (row.app, key)),
-        was_taken: row.taken.is_some(),
-        is_named_by_us: row.event_id.is_none(),
-        is_gone: false,
-    }
 }
 
 /// A count of the rows reads them all, so it is not made too often where there are many.
@@ -409,12 +287,12 @@ fn pause(failures: u32, longest: Duration, rng: &mut impl Rng) -> Duration {
     full / 2 + Duration::from_millis(rng.random_range(0..=half))
 }
 
-const SET_BACK: &str =
-    "its number was used before for another event; was the producer's database set back to an earlier state?";
-const EVENT_ID_TAKEN: &str = "the application has another message with this event_id";
+/// So many are gone through before it begins again with the oldest.
+const WALK_ROWS_MAX: i64 = 10_000;
 
 /// So much is read at once, and deleted at once.
-const PORTION: Portion = Portion { rows_max: 500, bytes_max: 8 << 20 };
+const PORTION_ROWS_MAX: usize = 500;
+const PORTION_BYTES_MAX: i64 = 8 << 20;
 
 /// How often rows are looked for that no notification told of.
 const POLL_EVERY: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use postrider_engine::{MessageKey, Timestamp};
+use postrider_engine::{AppKey, MessageKey, Timestamp};
 use postrider_store::{
     Content, Idempotency, Message,
     outbox::{Identity, Row},
@@ -79,21 +79,38 @@ pub fn is_same(content: &Content, message: &Message) -> bool {
     Content { payload, ..content.clone() } == message.content
 }
 
-/// Parts rows into those that must go one after the other. Those without a key need not wait for anyone.
-pub fn chains<T>(rows: Vec<T>, key: impl Fn(&T) -> Option<(String, String)>) -> Vec<Vec<T>> {
-    let mut chains: Vec<Vec<T>> = Vec::new();
-    let mut by_key = BTreeMap::new();
-    for row in rows {
-        let at = match key(&row) {
-            None => chains.len(),
-            Some(key) => *by_key.entry(key).or_insert(chains.len()),
-        };
-        match chains.get_mut(at) {
-            Some(chain) => chain.push(row),
-            None => chains.push(vec![row]),
+/// What two rows can have in common, so that one must wait for the other. Ids and names of one application count as one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Link {
+    OrderingKey(AppKey, String),
+    EventId(AppKey, String),
+}
+
+/// Parts rows into those that must go one after the other. Those that nothing links need not wait for anyone.
+pub fn chains<T, L: Ord>(rows: Vec<T>, links: impl Fn(&T) -> Vec<L>) -> Vec<Vec<T>> {
+    // Of each row, an earlier one of its chain, or the row itself where it is the first.
+    let mut earlier: Vec<usize> = Vec::with_capacity(rows.len());
+    let mut seen = BTreeMap::new();
+    for (at, row) in rows.iter().enumerate() {
+        earlier.push(at);
+        for link in links(row) {
+            let one = first(&earlier, *seen.entry(link).or_insert(at));
+            let other = first(&earlier, at);
+            earlier[one.max(other)] = one.min(other);
         }
     }
-    chains
+    let mut chains: BTreeMap<usize, Vec<T>> = BTreeMap::new();
+    for (at, row) in rows.into_iter().enumerate() {
+        chains.entry(first(&earlier, at)).or_default().push(row);
+    }
+    chains.into_values().collect()
+}
+
+fn first(earlier: &[usize], mut at: usize) -> usize {
+    while earlier[at] != at {
+        at = earlier[at];
+    }
+    at
 }
 
 /// How long the store can tell whether it took a row, when it keeps messages that long.
@@ -136,7 +153,8 @@ const CLOCKS_APART_MAX: Duration = Duration::from_hours(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_engine::AppKey;
+    use postrider_store::outbox::{Installation, Outbox, SchemaName};
+    use postrider_testbed::{Cluster, connect};
     use proptest::prelude::*;
 
     fn identity() -> Identity {
@@ -228,6 +246,103 @@ mod tests {
         }
     }
 
+    /// What the outbox makes of a row, and the server after it.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Fate {
+        Sent,
+        RefusedAtInsert,
+        SetAside,
+        /// By the outbox, although the server would take it.
+        RefusedForNothing,
+    }
+
+    #[tokio::test]
+    async fn what_the_outbox_lets_in_is_sent_but_for_what_postgresql_cannot_tell() {
+        let url = Cluster::shared().fresh_database().await;
+        let outbox = Outbox::connect(&url.parse().expect("an address"), None, SchemaName::default(), "test").await;
+        outbox.expect("it is up").install(&Installation::default()).await.expect("installed");
+        let client = connect(&url).await;
+        let word = |text: &str| vec![text.to_owned()];
+        let long = "x".repeat(257);
+        let typed = |content_type: &str| Row { content_type: Some(content_type.into()), ..row("<a>") };
+        let named = |event_id: &str| Row { event_id: Some(event_id.into()), ..row("{}") };
+        let keyed = |key: &str| Row { ordering_key: Some(key.into()), ..row("{}") };
+        let deep = |levels: usize| {
+            let text = format!(r#"{{"a":{}{}}}"#, "[".repeat(levels - 1), "]".repeat(levels - 1));
+            Row { payload: Bytes::from(text), ..row("") }
+        };
+        for (row, expected) in [
+            (row("{}"), Fate::Sent),
+            (row(" {\"a\" : 1e400, \"a\":\"\\u0000 \\ud83d\\ude00\"}\n"), Fate::Sent),
+            (row(""), Fate::RefusedAtInsert),
+            (row("{"), Fate::RefusedAtInsert),
+            (row("[]"), Fate::RefusedAtInsert),
+            (row("null"), Fate::RefusedAtInsert),
+            (row("{} {}"), Fate::RefusedAtInsert),
+            (row("{\"a\":\"\\ud800\"}"), Fate::SetAside),
+            (deep(64), Fate::Sent),
+            (deep(65), Fate::SetAside),
+            (Row { event_type: "a/b".into(), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { event_type: "a\n".into(), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { event_type: long.clone(), ..row("{}") }, Fate::RefusedAtInsert),
+            (named("e-1"), Fate::Sent),
+            (named(""), Fate::RefusedAtInsert),
+            (named("é"), Fate::RefusedAtInsert),
+            (named("msg_1"), Fate::RefusedAtInsert),
+            (keyed(&"é".repeat(256)), Fate::Sent),
+            (keyed("a\nb"), Fate::Sent),
+            (keyed(""), Fate::RefusedAtInsert),
+            (keyed(&long), Fate::RefusedAtInsert),
+            (Row { channels: word("a:b+c"), tags: word(r"a/b\#"), ..row("{}") }, Fate::Sent),
+            (Row { channels: word("a b"), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { channels: word("é"), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { channels: word(&long), ..row("{}") }, Fate::RefusedAtInsert),
+            (Row { tags: word("a:b"), ..row("{}") }, Fate::RefusedAtInsert),
+            (typed("text/plain"), Fate::Sent),
+            (typed("application/vnd.a+xml \t;\tcharset=\"utf-8\""), Fate::Sent),
+            (typed("text/plain;"), Fate::Sent),
+            (typed("!#$%&'*+-.^_`|~/a"), Fate::Sent),
+            (typed(""), Fate::RefusedAtInsert),
+            (typed("text"), Fate::RefusedAtInsert),
+            (typed(" text/plain"), Fate::RefusedAtInsert),
+            (typed("text/plain/x"), Fate::RefusedAtInsert),
+            (typed("text/pl(ain)"), Fate::RefusedAtInsert),
+            (typed("text/pläin"), Fate::RefusedAtInsert),
+            (typed("text/plain; a=é"), Fate::RefusedAtInsert),
+            (typed("text/plain\r\nx: y"), Fate::RefusedAtInsert),
+            (typed("text/plain;\u{7f}"), Fate::RefusedAtInsert),
+            (typed(&format!("a/{long}")), Fate::RefusedAtInsert),
+        ] {
+            let payload = String::from_utf8(row.payload.to_vec()).expect("text");
+            let some = |words: &[String]| (!words.is_empty()).then(|| words.to_vec());
+            let inserted = client
+                .execute(
+                    "INSERT INTO postrider.outbox
+                         (app, event_type, payload, content_type, event_id, ordering_key, channels, tags)
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+                    &[
+                        &row.app,
+                        &row.event_type,
+                        &payload,
+                        &row.content_type,
+                        &row.event_id,
+                        &row.ordering_key,
+                        &some(&row.channels),
+                        &some(&row.tags),
+                    ],
+                )
+                .await
+                .is_ok();
+            let fate = match (inserted, made(&row).is_ok()) {
+                (true, true) => Fate::Sent,
+                (false, false) => Fate::RefusedAtInsert,
+                (true, false) => Fate::SetAside,
+                (false, true) => Fate::RefusedForNothing,
+            };
+            assert_eq!(fate, expected, "{row:?}");
+        }
+    }
+
     #[test]
     fn a_row_is_known_by_its_outbox_and_its_number() {
         let content = made(&row("{}")).expect("fine");
@@ -268,20 +383,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_chain_holds_the_rows_of_one_key_in_order(keys in prop::collection::vec(0..4usize, 0..40)) {
-            let rows: Vec<(usize, usize)> = keys.into_iter().enumerate().collect();
-            // Key 0 stands for none.
-            let key = |row: &(usize, usize)| (row.1 > 0).then(|| ("acme".to_owned(), row.1.to_string()));
-            let chains = chains(rows.clone(), key);
+        fn rows_with_a_link_are_in_one_chain_and_in_order(
+            rows in prop::collection::vec((prop::option::of(0..4u8), prop::option::of(10..16u8)), 0..40),
+        ) {
+            let rows: Vec<_> = rows.into_iter().enumerate().collect();
+            let links = |row: &(usize, (Option<u8>, Option<u8>))| row.1.0.into_iter().chain(row.1.1).collect::<Vec<_>>();
+            let chains = chains(rows.clone(), links);
             let mut all: Vec<_> = chains.concat();
             all.sort_unstable();
             prop_assert_eq!(all, rows);
             for chain in &chains {
-                prop_assert!(chain.is_sorted() && chain.iter().all(|row| row.1 == chain[0].1));
-                prop_assert!(chain[0].1 > 0 || chain.len() == 1);
+                prop_assert!(chain.is_sorted());
+                let is_linked = |row: &(usize, _)| {
+                    let mut others = chain.iter().filter(|other| other.0 != row.0);
+                    others.any(|other| links(row).iter().any(|link| links(other).contains(link)))
+                };
+                prop_assert!(chain.len() == 1 || chain.iter().all(is_linked), "nobody waits without a reason");
             }
-            let firsts: Vec<_> = chains.iter().filter(|chain| chain[0].1 > 0).map(|chain| chain[0].1).collect();
-            prop_assert!((1..4).all(|key| firsts.iter().filter(|first| **first == key).count() <= 1));
+            for link in 0..16u8 {
+                let with = chains.iter().filter(|chain| chain.iter().any(|row| links(row).contains(&link))).count();
+                prop_assert!(with <= 1, "{} is in {} chains", link, with);
+            }
         }
     }
 }

@@ -39,9 +39,8 @@ pub struct Drill {
 
 impl Drill {
     /// Everything is drawn from the seed but what the machine decides.
-    pub fn start(nodes: usize, seed: u64) -> Self {
+    pub fn start(cluster: Cluster, seed: u64) -> Self {
         let receiver = Receiver::start();
-        let cluster = Cluster::start(nodes, &[]);
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&cluster, &receiver, seed));
         let book = Arc::<Book>::default();

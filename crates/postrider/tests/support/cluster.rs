@@ -1,8 +1,8 @@
 //! Several nodes on one PostgreSQL of their own, each behind a proxy that can cut it off from the database.
 
-use super::server::Server;
+use super::{eventually, server::Server};
 use postrider::keyring::Keyring;
-use postrider_testbed::Cluster as Database;
+use postrider_testbed::{Cluster as Database, connect};
 use std::{
     fs, io,
     net::{self, Ipv4Addr, SocketAddr},
@@ -21,6 +21,8 @@ use url::Url;
 pub struct Cluster {
     pub nodes: Vec<Node>,
     pub database: Database,
+    /// What the database commits is there, too, before it is answered.
+    pub standby: Option<Database>,
     _proxying: Runtime,
 }
 
@@ -32,21 +34,49 @@ pub struct Node {
 impl Cluster {
     /// `flags` go to every node.
     pub fn start(count: usize, flags: &[&str]) -> Self {
-        let database = Database::start();
         let proxying = Runtime::new().expect("a runtime for the proxies");
-        let url = Url::parse(&proxying.block_on(database.fresh_database())).expect("an address");
+        let database = Database::start();
+        let url = proxying.block_on(database.fresh_database());
+        Self::start_on(proxying, database, None, &url, count, flags)
+    }
+
+    /// With a standby that the nodes know of.
+    pub fn start_with_standby(count: usize) -> Self {
+        let proxying = Runtime::new().expect("a runtime for the proxies");
+        let database = Database::start();
+        let url = proxying.block_on(database.fresh_database());
+        let standby = database.standby(STANDBY);
+        proxying.block_on(wait_for_standby(&url));
+        Self::start_on(proxying, database, Some(standby), &url, count, &[])
+    }
+
+    fn start_on(
+        proxying: Runtime,
+        database: Database,
+        standby: Option<Database>,
+        url: &str,
+        count: usize,
+        flags: &[&str],
+    ) -> Self {
+        let url = Url::parse(url).expect("an address");
         let mut nodes: Vec<Node> = Vec::with_capacity(count);
         for number in 0..count {
             let line = Line::lay(&proxying, &url);
             let name = format!("node-{number}");
-            let flags = [&["--database-url", line.url.as_str(), "--node-name", &name], flags].concat();
+            let url = match &standby {
+                None => line.url.to_string(),
+                Some(standby) => {
+                    line.url.as_str().replace(url.path(), &format!(",127.0.0.1:{}{}", standby.port(), url.path()))
+                }
+            };
+            let flags = [&["--database-url", &url, "--node-name", &name], flags].concat();
             let server = match nodes.first() {
                 None => Server::start_with(&flags),
                 Some(first) => Server::start_beside(&first.server, &flags),
             };
             nodes.push(Node { server, line });
         }
-        Self { nodes, database, _proxying: proxying }
+        Self { nodes, database, standby, _proxying: proxying }
     }
 
     /// It is the same for all nodes.
@@ -54,6 +84,21 @@ impl Cluster {
         self.nodes[0].server.token()
     }
 }
+
+/// From then on no commit is answered that the standby does not have.
+async fn wait_for_standby(url: &str) {
+    let client = connect(url).await;
+    for sql in [&format!("ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'"), "SELECT pg_reload_conf()"] {
+        client.batch_execute(sql).await.expect("a superuser may");
+    }
+    eventually("a standby in step", async || {
+        let sql = "SELECT FROM pg_stat_replication WHERE application_name = $1 AND sync_state = 'sync'";
+        client.query_opt(sql, &[&STANDBY]).await.expect("an answer").map(drop)
+    })
+    .await;
+}
+
+const STANDBY: &str = "second";
 
 impl Server {
     /// With the keys of one that has been started, for the same database.

@@ -5,6 +5,35 @@ use crate::conformance::{Grain, Harness, fixtures::START};
 use postrider_testbed::Cluster;
 use std::time::Duration;
 
+#[test]
+fn an_error_says_each_of_its_causes_once() {
+    #[derive(Debug)]
+    struct Layer(&'static str, Option<Box<Layer>>);
+
+    impl std::fmt::Display for Layer {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl std::error::Error for Layer {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            self.1.as_deref().map(|cause| cause as _)
+        }
+    }
+
+    for (layers, expected) in [
+        (&["Error occurred while creating a new object: db error", "db error", "FATAL: no"][..], "FATAL: no"),
+        (&["error connecting to server", "Connection refused"], "error connecting to server: Connection refused"),
+        (&["outer: inner", "inner"], "outer: inner"),
+        (&["same", "same"], "same"),
+        (&["db error"], "db error"),
+    ] {
+        let error = layers.iter().rev().fold(None, |cause, text| Some(Box::new(Layer(text, cause)))).expect("a layer");
+        assert_eq!(describe(&error), expected);
+    }
+}
+
 struct Postgres {
     store: PostgresStore,
     url: DatabaseUrl,
@@ -63,6 +92,7 @@ impl Harness for Postgres {
 }
 
 mod nodes;
+mod passed_on;
 mod proxy;
 
 crate::conformance!(Postgres);

@@ -7,19 +7,19 @@ use std::{future::Future, sync::Arc};
 use tokio::{sync::watch, task::JoinHandle};
 
 /// A node with someone who takes what it is offered and gives back what is wanted elsewhere.
-struct Node {
-    store: Arc<PostgresStore>,
-    heard: watch::Receiver<Vec<Committed>>,
+pub struct Node {
+    pub store: Arc<PostgresStore>,
+    pub heard: watch::Receiver<Vec<Committed>>,
     serving: JoinHandle<()>,
 }
 
 impl Node {
-    async fn join(url: &DatabaseUrl, name: &str) -> Self {
-        let options = PostgresOptions {
-            name: name.to_owned(),
-            heartbeat: Duration::from_millis(50),
-            ..PostgresOptions::default()
-        };
+    pub async fn join(url: &DatabaseUrl, name: &str) -> Self {
+        Self::join_with(url, PostgresOptions { name: name.to_owned(), ..PostgresOptions::default() }).await
+    }
+
+    async fn join_with(url: &DatabaseUrl, options: PostgresOptions) -> Self {
+        let options = PostgresOptions { heartbeat: Duration::from_millis(50), ..options };
         let store = Arc::new(open(url, START, &options).await);
         let mut committed = store.committed();
         let (tell, heard) = watch::channel(Vec::new());
@@ -28,7 +28,7 @@ impl Node {
             while let Some(news) = committed.recv().await {
                 for one in &news {
                     match one {
-                        Committed::Offered { tenure, shards } => drop(served.own(*tenure, *shards).await),
+                        Committed::Offered { tenure, shards } => drop(served.own(*tenure, *shards)),
                         Committed::Wanted { shards } => drop(served.disown(served.tenure(), *shards).await),
                         _ => {}
                     }
@@ -39,30 +39,26 @@ impl Node {
         Self { store, heard, serving }
     }
 
-    fn owned(&self) -> Shards {
+    pub fn owned(&self) -> Shards {
         self.store.writer.shared().owned()
     }
 
-    async fn hears(&mut self, wanted: impl Fn(&Committed) -> bool) -> Committed {
+    pub async fn hears(&mut self, wanted: impl Fn(&Committed) -> bool) -> Committed {
         let heard = self.heard.wait_for(|all| all.iter().any(&wanted));
         let heard = tokio::time::timeout(DEADLINE, heard).await.expect("it is heard in time").expect("it goes on");
         heard.iter().find(|one| wanted(one)).expect("it was just found").clone()
     }
 
     /// As if its process had been killed.
-    fn die(self) {
+    pub fn die(self) {
         self.serving.abort();
     }
-}
-
-fn plain(app: AppKey) -> NewMessage {
-    message(app, START)
 }
 
 /// Far longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let waiting = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -71,7 +67,7 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
     tokio::time::timeout(DEADLINE, waiting).await.unwrap_or_else(|_| panic!("{what}: not in time"));
 }
 
-async fn share(nodes: &[&Node]) {
+pub async fn share(nodes: &[&Node]) {
     eventually("the shards are shared", || async {
         let shares: Vec<usize> = nodes.iter().map(|node| node.owned().len()).collect();
         shares.iter().sum::<usize>() == 256 && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1
@@ -80,7 +76,7 @@ async fn share(nodes: &[&Node]) {
 }
 
 /// An application whose lanes a node owns, with one endpoint.
-async fn lane_of(node: &Node) -> (AppKey, EndpointKey) {
+pub async fn lane_of(node: &Node) -> (AppKey, EndpointKey) {
     loop {
         let app = add_application(&*node.store, None).await.key;
         if node.owned().has_lanes_of(app) {
@@ -104,22 +100,6 @@ async fn nodes_share_what_there_is_and_take_over_from_those_that_leave_or_die() 
     three.die();
     end_leases(&url).await;
     share(&[&one]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_node_accepts_reaches_the_owner_by_the_store() {
-    let url = fresh_url().await;
-    let (mut one, two) = (Node::join(&url, "one").await, Node::join(&url, "two").await);
-    share(&[&one, &two]).await;
-    let (app, endpoint) = lane_of(&one).await;
-    let message = accept(&*two.store, NewMessage { owed: vec![endpoint], ..message(app, START) }).await;
-    one.hears(|heard| matches!(heard, Committed::Waiting { endpoint: lane, .. } if *lane == endpoint)).await;
-    let loaded = load_in(&*one.store, endpoint, Ordering::None, at(1)).await;
-    assert_eq!(ids(&loaded), [scheduled(endpoint, message)]);
-
-    let own = accept(&*one.store, NewMessage { owed: vec![endpoint], ..plain(app) }).await;
-    one.hears(|heard| matches!(heard, Committed::Message { letter, .. } if letter.message == own)).await;
-    assert_eq!(ids(&load_in(&*one.store, endpoint, Ordering::None, at(1)).await).len(), 1, "its own has no row");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,6 +151,47 @@ async fn the_order_of_a_key_is_that_of_acceptance_whatever_the_clocks_say() {
     // The first one was handed over: nothing was there before it.
     assert_eq!(numbers, (2..=20).collect::<Vec<u64>>());
     assert_eq!(ids(&loaded), accepted[1..].iter().map(|one| scheduled(endpoint, *one)).collect::<Vec<_>>());
+}
+
+/// One node takes a row from the front of a run while another one adds one behind it: each must see what the other did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_of_a_run_can_always_be_loaded() {
+    let url = fresh_url().await;
+    let (one, two) = (Node::join(&url, "one").await, Node::join(&url, "two").await);
+    share(&[&one, &two]).await;
+    let (app, endpoint) = lane_of(&one).await;
+    let keyed = |clock: i64| {
+        let mut new = NewMessage { owed: vec![endpoint], ..message(app, at(clock)) };
+        new.content.ordering_key = Some("a".to_owned());
+        new
+    };
+    let order = Some(OrderKey::of("a"));
+    let mut first = accept(&*two.store, keyed(0)).await;
+    for round in 1..200 {
+        let gone = Settlement { order, ..stored(delivered(scheduled(endpoint, first), at(round))) };
+        let (next, ()) = tokio::join!(accept(&*two.store, keyed(round)), settle(&*one.store, vec![gone]));
+        let loaded = load_in(&*one.store, endpoint, Ordering::Keyed, at(10_000)).await;
+        assert_eq!(ids(&loaded), [scheduled(endpoint, next)], "round {round}");
+        first = next;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_are_recorded_in_a_piece_that_another_node_made() {
+    let url = fresh_url().await;
+    let fine = |name: &str| PostgresOptions {
+        name: name.to_owned(),
+        piece_span: Duration::from_millis(1),
+        ..PostgresOptions::default()
+    };
+    let (one, two) = (Node::join_with(&url, fine("one")).await, Node::join_with(&url, fine("two")).await);
+    share(&[&one, &two]).await;
+    let (app, endpoint) = lane_of(&one).await;
+    accept(&*one.store, NewMessage { owed: vec![endpoint], ..message(app, START) }).await;
+    let later = accept(&*two.store, NewMessage { owed: vec![endpoint], ..message(app, at(50)) }).await;
+    settle(&*one.store, vec![delivered(scheduled(endpoint, later), at(51))]).await;
+    assert_eq!(attempts_of(&*one.store, later).await.len(), 1);
+    assert_eq!(state(&*two.store, scheduled(endpoint, later)).await, DeliveryState::Delivered);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

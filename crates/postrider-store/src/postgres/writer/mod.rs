@@ -8,24 +8,25 @@
 //! and its lanes are someone else's: nothing is written, and it joins again as a new one. If a connection is lost before a
 //! commit is answered, the count tells whether it was carried out.
 
+mod membership;
+mod turns;
+
 use super::{
-    DatabaseUrl, Db, Error, PostgresOptions, Result, accept, describe, execute,
-    jobs::{Failure, Hot, Job, Spilling, Turn, TurnJob, Written},
-    leases,
+    DatabaseUrl, Db, Error, PostgresOptions, Result, accept, describe,
+    jobs::{Failure, Hot, Job, Spilling, Written},
     news::{self, Event, To},
     pieces::{self, Piece},
-    recover, row, settle,
+    row, settle,
     shared::Shared,
 };
 use crate::{
-    AcceptError, Committed, NewMessage, Settlement, StoreError,
+    AcceptError, Committed, NewMessage, Settlement,
     shards::{Shards, Tenure},
 };
 use futures_util::{FutureExt, try_join};
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{EndpointKey, OrderKey, Timestamp};
 use std::{
     collections::{BTreeMap, VecDeque},
-    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -179,20 +180,6 @@ impl State {
         closing
     }
 
-    /// Finds out whether this node is still one of the others.
-    async fn make_sure(&mut self) {
-        match self.attempt(&Hot::default()).await {
-            Ok(written) => self.conclude(Hot::default(), written),
-            Err(Failure::Undone(Error::Deposed)) => self.depose(),
-            Err(Failure::Undone(error)) => {
-                tracing::warn!(error = describe(&error), "the database cannot be asked whether the lease is held");
-            }
-            Err(Failure::Unknown(written)) => {
-                let _ = self.clear_up(&written).await;
-            }
-        }
-    }
-
     /// Writes a batch, again if it must be, and tells everyone.
     async fn write(&mut self, mut hot: Hot) {
         let mut waits = VecDeque::new();
@@ -230,7 +217,10 @@ impl State {
             tries += 1;
             match self.mend(&mut hot, &error, tries).await {
                 Mended::TryAgain => {}
-                Mended::Apart => waits.extend(std::mem::take(&mut hot).apart()),
+                Mended::Apart => {
+                    waits.extend(std::mem::take(&mut hot).apart());
+                    tries = 0;
+                }
                 Mended::GiveUp => {
                     tracing::error!(error = describe(&error), jobs = hot.len(), "a batch could not be written");
                     std::mem::take(&mut hot).refuse(&error.into());
@@ -248,7 +238,7 @@ impl State {
             self.client = None;
         }
         if tries >= TRIES_MAX {
-            return Mended::GiveUp;
+            return if hot.len() > 1 && !error.is_lost() { Mended::Apart } else { Mended::GiveUp };
         }
         match error {
             Error::KeyTooSmall { used } => {
@@ -299,9 +289,11 @@ impl State {
         self.join().await?;
         let minter = self.shared.minter();
         let messages: Vec<&NewMessage> = hot.accepts.iter().map(|(message, _)| &**message).collect();
-        let keys: Vec<i64> = messages.iter().map(|message| minter.mint(message.at)).collect();
+        let mint = || -> Vec<i64> { messages.iter().map(|message| minter.mint(message.at)).collect() };
+        let mut keys = mint();
         let settlements: Vec<&Settlement> = hot.settles.iter().flat_map(|(_, settlements, _)| &**settlements).collect();
-        self.make_pieces(&keys).await?;
+        let runs = accept::runs_of(&messages, changed_lanes(&settlements, &hot.spills));
+        self.make_pieces(&keys, &settlements).await?;
         let attempt_keys: Vec<i64> = settlements
             .iter()
             .filter(|settlement| settlement.attempt.is_some())
@@ -309,24 +301,35 @@ impl State {
             .collect();
 
         let client = self.client().await?;
+        // In this order: what is heard meanwhile stays in the news, and what was heard before counts as held.
+        let heard = self.shared.heard();
         let through = self.shared.settled_through(keys.first().copied());
         let tenure = self.shared.tenure();
         let (shared, pieces, batch) = (&self.shared, &self.pieces, self.batch + 1);
         let write = async {
             let begin = format!("BEGIN; SELECT pg_advisory_xact_lock_shared({WRITE_LOCK})");
-            let (_, floor) = try_join!(
-                client.batch_execute(&begin).map(|begun| begun.map_err(Error::from)),
-                count(&client, tenure, batch, through, minter.last())
-            )?;
+            let begun = client.batch_execute(&begin).map(|begun| begun.map_err(Error::from));
+            let floor = if runs.is_empty() {
+                try_join!(begun, count(&client, tenure, batch, through, minter.last()))?.1
+            } else {
+                begun.await?;
+                let used = accept::hold_runs(&client, &runs).await?;
+                if keys.first().is_some_and(|first| *first <= used) {
+                    minter.catch_up(used);
+                    keys = mint();
+                }
+                count(&client, tenure, batch, through, minter.last()).await?
+            };
             if keys.first().is_some_and(|first| *first <= floor) {
                 return Err(Error::KeyTooSmall { used: floor });
             }
             let owned = shared.owned();
             let here = accept::Here { node: tenure.0, owned: &owned };
-            let (received, settled, ()) = try_join!(
+            let (received, settled, (), ()) = try_join!(
                 accept::accept(&client, &here, &keys, &messages),
                 settle::settle(&client, pieces, &attempt_keys, &settlements),
                 spill(&client, &hot.spills),
+                news::take_away(&client, &heard),
             )?;
             let mut events = received.events;
             events.extend(news::address(&client, settled.announced).await?);
@@ -339,8 +342,9 @@ impl State {
                 events,
                 handed: received.handed,
                 landed: handed.chain(spilled).map(|id| (id.message.raw(), id.endpoint)).collect(),
+                heard: heard.clone(),
                 through,
-                keys: keys.clone(),
+                keys,
             })
         };
         let written = match in_time(write).await {
@@ -382,6 +386,7 @@ impl State {
             written.events.clear();
         }
         self.noted_through = written.through;
+        self.shared.took_away(&written.heard);
         self.shared.note_outstanding(written.handed, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));
         for ((_, reply), answer) in hot.accepts.into_iter().zip(written.answers) {
@@ -391,118 +396,6 @@ impl State {
         {
             let _ = reply.send(Ok(()));
         }
-    }
-
-    /// The answer to a commit was lost: finds out whether it was carried out. The server may still be at it; asking for
-    /// the row waits until it is done.
-    async fn clear_up(&mut self, written: &Written) -> Result<bool, StoreError> {
-        loop {
-            let asked = self.was_committed(written);
-            match asked.await {
-                Ok(committed) => {
-                    if committed && self.is_member {
-                        self.batch += 1;
-                    }
-                    return Ok(committed);
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        error = describe(&error),
-                        "the database does not say whether the last commit was carried out"
-                    );
-                    self.client = None;
-                    self.refuse_queued(&error.into());
-                    if self.queue.is_closed() {
-                        return Err(StoreError::Closed);
-                    }
-                    tokio::time::sleep(RECONNECT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn was_committed(&mut self, written: &Written) -> Result<bool> {
-        let client = self.client().await?;
-        let node = self.shared.tenure().0;
-        match row(&client, "SELECT batch FROM node WHERE id = $1 FOR UPDATE", &[&node]).await? {
-            Some(found) => Ok(found.get::<_, i64>(0) == self.batch + 1),
-            // Declared dead meanwhile. Messages that are there have been given rows by whoever did that.
-            None => {
-                self.depose();
-                let sql = "SELECT 1 FROM message WHERE key = ANY($1) LIMIT 1";
-                Ok(row(&client, sql, &[&written.keys]).await?.is_some())
-            }
-        }
-    }
-
-    /// Nobody shall wait for a database that does not answer.
-    fn refuse_queued(&mut self, error: &StoreError) {
-        while let Some(job) = self.put_back.pop_front().or_else(|| self.queue.try_recv().ok()) {
-            match job {
-                Job::Close(_) => {
-                    self.put_back.push_front(job);
-                    return;
-                }
-                job => job.refuse(error),
-            }
-        }
-    }
-
-    async fn take_turn(&mut self, mut job: Box<dyn TurnJob>) {
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let error = match self.attempt_turn(&mut *job).await {
-                Ok(written) => {
-                    self.conclude(Hot::default(), written);
-                    return job.finish(Ok(()));
-                }
-                Err(Failure::Undone(error)) => error,
-                Err(Failure::Unknown(written)) => match self.clear_up(&written).await {
-                    Ok(true) => {
-                        self.conclude(Hot::default(), *written);
-                        return job.finish(Ok(()));
-                    }
-                    Ok(false) => Error::Unreachable("the connection was lost".to_owned()),
-                    Err(closed) => return job.finish(Err(closed)),
-                },
-            };
-            if let Error::Deposed = error {
-                self.depose();
-            }
-            let again = match &error {
-                Error::Deposed => tries == 1,
-                Error::Unreachable(_) => tries < 2,
-                _ => error.is_lost() || error.code().is_some_and(is_collision),
-            };
-            if !again || tries >= TRIES_MAX {
-                return job.finish(Err(error.into()));
-            }
-        }
-    }
-
-    async fn attempt_turn(&mut self, job: &mut dyn TurnJob) -> Result<Written, Failure> {
-        self.join().await?;
-        let client = self.client().await?;
-        let through = self.shared.settled_through(None);
-        let mut turn = Turn { client: Arc::clone(&client), tenure: self.shared.tenure(), announced: Vec::new() };
-        let (shared, batch) = (&self.shared, self.batch + 1);
-        let write = async {
-            client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
-            count(&client, turn.tenure, batch, through, shared.minter().last()).await?;
-            // Work that panics takes its own transaction with it, and nothing else.
-            let run = AssertUnwindSafe(job.run(&mut turn)).catch_unwind().await;
-            run.unwrap_or_else(|_| Err(Error::Panicked))?;
-            let owned = shared.owned();
-            let events = news::address(&client, std::mem::take(&mut turn.announced)).await?;
-            news::publish(&client, turn.tenure.0, &owned, &events).await?;
-            Ok(Written { events, through, ..Written::default() })
-        };
-        let written = match in_time(write).await {
-            Ok(written) => written,
-            Err(error) => return Err(self.roll_back(error).await),
-        };
-        self.commit(&client, written).await
     }
 
     async fn client(&mut self) -> Result<Arc<Db>> {
@@ -519,35 +412,12 @@ impl State {
         Ok(client)
     }
 
-    /// Becomes one of the nodes, unless it is one.
-    async fn join(&mut self) -> Result<()> {
-        if self.is_member {
-            return Ok(());
-        }
+    /// Sees to it that these keys have pieces, and that those are known which hold the messages of the settlements: another
+    /// node may have made them.
+    async fn make_pieces(&mut self, keys: &[i64], settlements: &[&Settlement]) -> Result<()> {
         let client = self.client().await?;
-        let asked_at = Instant::now();
-        let joined = leases::join(&client, &self.options).await?;
-        self.is_member = true;
-        self.batch = 0;
-        self.noted_through = i64::MAX;
-        self.shared.begin(Tenure(joined.node), joined.used, leases::sure_until(asked_at, &self.options));
-        self.shared.wake_keeper.notify_one();
-        Ok(())
-    }
-
-    /// The node was declared dead, and its lanes are someone else's.
-    fn depose(&mut self) {
-        if self.is_member {
-            self.is_member = false;
-            tracing::warn!("another node took over what this one served; joining again");
-            self.shared.end();
-            self.shared.tell(vec![Committed::Deposed]);
-        }
-    }
-
-    async fn make_pieces(&mut self, keys: &[i64]) -> Result<()> {
-        let client = self.client().await?;
-        if self.pieces.is_empty() {
+        let is_known = |settlement: &&Settlement| pieces::cover(&self.pieces, settlement.id.message.raw());
+        if self.pieces.is_empty() || !settlements.iter().all(is_known) {
             self.pieces = pieces::list(&client).await?;
         }
         let is_missing = |pieces: &[Piece], key: i64| !pieces::cover(pieces, key);
@@ -575,48 +445,6 @@ impl State {
                 Err(error)
             }
         }
-    }
-
-    /// Notes that everything is settled, so that nobody has to look through it.
-    async fn note_rest(&mut self) {
-        if self.shared.settled_through(None) > self.noted_through && self.is_member {
-            self.make_sure().await;
-        } else {
-            // What is outstanding will be settled, and noted with that.
-            self.noted_through = i64::MAX;
-        }
-    }
-
-    /// Leaves the other nodes, without a lease that they would have to wait for.
-    async fn depart(&mut self) {
-        if !self.is_member {
-            return;
-        }
-        let (tenure, batch) = (self.shared.tenure(), self.batch + 1);
-        let through = self.shared.settled_through(None);
-        let minted = self.shared.minter().last();
-        let client = self.client().await;
-        let left = async {
-            let client = client?;
-            client.batch_execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({WRITE_LOCK})")).await?;
-            count(&client, tenure, batch, through, minted).await?;
-            match through {
-                i64::MAX => drop(recover::bury_node(&client, tenure.0, Timestamp::default()).await?),
-                // Whoever comes next gives rows to what is left.
-                _ => leases::give_up(&client, tenure.0).await?,
-            }
-            execute(&client, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
-            client.batch_execute("COMMIT").await?;
-            Ok(())
-        };
-        if let Err(error) = in_time(left).await {
-            tracing::warn!(
-                error = describe(&error),
-                "could not leave the other nodes; they take over when the lease ends"
-            );
-        }
-        self.is_member = false;
-        self.shared.end();
     }
 }
 
@@ -663,6 +491,16 @@ async fn spilled_elsewhere(db: &Db, owned: &Shards, spills: &[Spilling]) -> Resu
     let waiting = lanes.into_iter().map(|(endpoint, due)| Committed::Waiting { endpoint, due });
     let events = news::address(db, waiting.collect()).await?;
     Ok(events.into_iter().filter(|event| matches!(event.to, To::Owner(shard) if !owned.contains(shard))).collect())
+}
+
+/// The lanes from which these take rows, or to which they add some, and by which key.
+fn changed_lanes<'h>(
+    settlements: &'h [&'h Settlement],
+    spills: &'h [Spilling],
+) -> impl Iterator<Item = (EndpointKey, Option<OrderKey>)> + 'h {
+    let settled = settlements.iter().map(|settlement| (settlement.id.endpoint, settlement.order));
+    let spilled = spills.iter().flat_map(|spilling| &spilling.deliveries).map(|(id, order)| (id.endpoint, *order));
+    settled.chain(spilled)
 }
 
 async fn spill(db: &Db, spills: &[Spilling]) -> Result<()> {
