@@ -4,6 +4,9 @@
 //! A node reads what is addressed to it, passes it on, and takes it away afterwards: after a fault it may hear of
 //! something twice, which does no harm.
 //!
+//! Messages whose deliveries it owes from then on are kept apart (decision 12): it takes such news away in the commit that notes
+//! from where on it holds something, and does not read them twice.
+//!
 //! What concerns a lane is addressed to whoever owns its shard at that moment, and read once the node serves the shard. Whoever
 //! gets a shard later looks through its lanes anyway.
 

@@ -15,7 +15,7 @@ pub const MIGRATIONS: &[&str] = &[FIRST];
 
 /// `node.batch` counts a node's transactions, so that after a lost answer it is known whether the last one was committed;
 /// changing that row also keeps the node from being declared dead in the middle of one. `node.settled_through`: every
-/// message up to this key that the node accepted has a row for each of its deliveries, see `recover`. `node.minted`: the
+/// message up to this key that the node holds has a row for each of its deliveries, see `recover`. `node.minted`: the
 /// greatest key it has used. `node.retiring`: it is about to stop, and wants no shards any more.
 ///
 /// `cluster.floor`: no message is accepted any more with a key up to this one. Whoever has to know that he has seen all

@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// Every message of this node up to this key has a row for each of its deliveries, also once those from `first` on
+    /// Every message up to this key that the node holds has a row for each of its deliveries, also once those from `first` on
     /// have been accepted.
     pub fn settled_through(&self, first: Option<i64>) -> i64 {
         self.outstanding().oldest().into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
