@@ -11,22 +11,52 @@ use postrider_engine::Timestamp;
 use postrider_store::{Store, StoreError};
 use std::{
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicI64, Ordering},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-static TIME: LazyLock<Time> = LazyLock::new(|| Time::beginning_at(wall()));
+static TIME: LazyLock<Clock> = LazyLock::new(|| Clock::beginning_at(wall()));
 
+/// This process's own time.
 pub fn now() -> Timestamp {
-    TIME.at(TIME.running())
+    TIME.now()
 }
 
-/// Tells when the clock was set, so that whoever sleeps until some time can look again how long that is.
-pub fn changes() -> watch::Receiver<()> {
-    TIME.set.subscribe()
+/// This process's own clock.
+pub fn own() -> Clock {
+    TIME.clone()
+}
+
+/// A clock to go by. Clones are one and the same.
+#[derive(Clone)]
+pub struct Clock(Arc<Time>);
+
+impl Clock {
+    /// It goes on from there by itself.
+    pub fn beginning_at(at: Timestamp) -> Self {
+        Self(Arc::new(Time::beginning_at(at)))
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.0.at(self.0.running())
+    }
+
+    /// Sets it, so many milliseconds ahead or back.
+    pub fn set_ahead(&self, millis: i64) {
+        self.0.set_ahead(millis);
+    }
+
+    /// Tells when it was set, so that whoever sleeps until some time can look again how long that is.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.set.subscribe()
+    }
+
+    fn running(&self) -> Duration {
+        self.0.running()
+    }
 }
 
 /// Takes the time from somebody else, before anything was decided by our own.

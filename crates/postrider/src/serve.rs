@@ -5,7 +5,7 @@ use crate::{
     config::Settings,
     deployment::Deployment,
     directory::Directory,
-    dispatch::Dispatch,
+    dispatch::{Dispatch, Means},
     http::{self, Api, ApiSettings, auth::Environment, server},
     ids::IdCodec,
     ingest::Ingest,
@@ -107,8 +107,15 @@ impl Server {
         let tasks = Arc::new(Tasks::default());
         let (stop, stopped) = watch::channel(false);
 
-        let dispatch =
-            Dispatch::new(Arc::clone(&store), Arc::clone(&directory), transport, ids.clone(), Arc::clone(&tasks));
+        let dispatch = Dispatch::new(Means {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            post: Arc::new(transport),
+            ids: ids.clone(),
+            tasks: Arc::clone(&tasks),
+            clock: clock::own(),
+            rng: system_rng()?,
+        });
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,

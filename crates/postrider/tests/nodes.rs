@@ -4,12 +4,13 @@ mod support;
 
 use postrider::{
     clock,
-    dispatch::Dispatch,
+    dispatch::{Dispatch, Means},
     transport::{AddressGuard, Transport, TransportConfig},
 };
 use postrider_engine::policy::Layer;
 use postrider_store::{PostgresOptions, PostgresStore, postgres::DatabaseUrl};
 use postrider_testbed::{Client, Cluster};
+use rand::{SeedableRng, rngs::StdRng};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use support::{eventually, house::House, receiver::Receiver};
@@ -71,7 +72,15 @@ impl Place {
         let transport = Transport::new(TransportConfig::new(AddressGuard::new(own_machine()))).expect("a transport");
         let api = &house.api;
         let (store, directory) = (Arc::clone(&api.store), Arc::clone(&api.directory));
-        let dispatch = Dispatch::new(store, directory, transport, api.ids.clone(), Arc::clone(&api.tasks));
+        let dispatch = Dispatch::new(Means {
+            store,
+            directory,
+            post: Arc::new(transport),
+            ids: api.ids.clone(),
+            tasks: Arc::clone(&api.tasks),
+            clock: clock::own(),
+            rng: StdRng::seed_from_u64(1),
+        });
         let (stop, stopped) = watch::channel(false);
         Node { house, stop, dispatching: tokio::spawn(dispatch.run(stopped)) }
     }

@@ -1,10 +1,10 @@
 //! The way of one delivery, from claimed to settled.
 
 use crate::{
-    clock,
+    clock::Clock,
     directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
-    transport::{Exchange, Request, Transport},
+    transport::{Exchange, Post, Request},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -15,7 +15,7 @@ use postrider_engine::{
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
 use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure};
-use rand::{SeedableRng, rngs::StdRng};
+use rand::rngs::StdRng;
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -45,27 +45,28 @@ const KEPT_ACROSS_HOSTS: [HeaderName; 8] = [
 pub struct Carrier {
     store: Arc<dyn Store>,
     directory: Arc<Directory>,
-    transport: Transport,
+    post: Arc<dyn Post>,
     ids: IdCodec,
+    clock: Clock,
     rng: Mutex<StdRng>,
     meters: Meters,
 }
 
 impl Carrier {
-    pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, transport: Transport, ids: IdCodec) -> Self {
-        Self {
-            store,
-            directory,
-            transport,
-            ids,
-            rng: Mutex::new(StdRng::try_from_rng(&mut rand::rngs::SysRng).expect("the system gives random numbers")),
-            meters: Meters::new(),
-        }
+    pub fn new(
+        store: Arc<dyn Store>,
+        directory: Arc<Directory>,
+        post: Arc<dyn Post>,
+        ids: IdCodec,
+        clock: Clock,
+        rng: StdRng,
+    ) -> Self {
+        Self { store, directory, post, ids, clock, rng: Mutex::new(rng), meters: Meters::new() }
     }
 
     /// Tries once, and says what becomes of the delivery. `tenure`: in which it was begun.
     pub async fn deliver(&self, parcel: Parcel<Cargo>, tenure: Tenure) -> Settled {
-        let started = clock::now();
+        let started = self.clock.now();
         let (endpoint, rules) = match self.rules_of(&parcel).await {
             Ok(Some(found)) => found,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
@@ -99,7 +100,7 @@ impl Carrier {
 
     /// Ends a delivery whose turn came while the endpoint's breaker was open.
     pub fn end_by_breaker(&self, parcel: Parcel<Cargo>) -> Settled {
-        self.end_untried(parcel, DeathReason::Breaker, clock::now())
+        self.end_untried(parcel, DeathReason::Breaker, self.clock.now())
     }
 
     /// The endpoint, and the rules of this delivery. `None`: the endpoint was deleted.
@@ -123,7 +124,7 @@ impl Carrier {
         match &endpoint.target {
             Ok(url) => {
                 let headers = self.headers(endpoint, parcel, &body, now);
-                self.transport
+                self.post
                     .post(Request {
                         url,
                         headers,

@@ -17,11 +17,11 @@ mod shards;
 mod tests;
 
 use crate::{
-    clock,
+    clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
     tasks::Tasks,
-    transport::Transport,
+    transport::Post,
 };
 use delivery::{Cargo, Carrier, Settled};
 use found::Found;
@@ -33,6 +33,7 @@ use postrider_engine::{
     policy::{Health, Next, Progress},
 };
 use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting};
+use rand::rngs::StdRng;
 use settings::gone_lane;
 use shards::Entering;
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
@@ -99,6 +100,7 @@ pub struct Dispatch {
     directory: Arc<Directory>,
     carrier: Arc<Carrier>,
     tasks: Arc<Tasks>,
+    clock: Clock,
     events: mpsc::UnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
     stopping: bool,
@@ -133,22 +135,30 @@ pub struct Dispatch {
     shards_owned: metrics::Gauge,
 }
 
+/// What a dispatcher works with.
+pub struct Means {
+    pub store: Arc<dyn Store>,
+    pub directory: Arc<Directory>,
+    pub post: Arc<dyn Post>,
+    pub ids: IdCodec,
+    pub tasks: Arc<Tasks>,
+    pub clock: Clock,
+    /// For the jitter of retries.
+    pub rng: StdRng,
+}
+
 impl Dispatch {
-    pub fn new(
-        store: Arc<dyn Store>,
-        directory: Arc<Directory>,
-        transport: Transport,
-        ids: IdCodec,
-        tasks: Arc<Tasks>,
-    ) -> Self {
+    pub fn new(means: Means) -> Self {
+        let Means { store, directory, post, ids, tasks, clock, rng } = means;
         let (events, inbox) = mpsc::unbounded_channel();
         Self {
             engine: Dispatcher::new(Limits::default()),
             notices: Notices::new(ids.clone()),
-            carrier: Arc::new(Carrier::new(Arc::clone(&store), Arc::clone(&directory), transport, ids)),
+            carrier: Arc::new(Carrier::new(Arc::clone(&store), Arc::clone(&directory), post, ids, clock.clone(), rng)),
             store,
             directory,
             tasks,
+            clock,
             events,
             inbox,
             stopping: false,
@@ -176,7 +186,7 @@ impl Dispatch {
     /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
-        let mut clock_set = clock::changes();
+        let mut clock_set = self.clock.changes();
         loop {
             let now = self.look_at_the_clock();
             if !self.stopping && *stop.borrow() {
@@ -197,6 +207,8 @@ impl Dispatch {
             }
             let nap = pin!(nap_until(self.wake_at(may_send)));
             tokio::select! {
+                // In a fixed order, so that the same inputs always lead the same way.
+                biased;
                 Some(event) = self.inbox.recv() => self.take(event),
                 Some(news) = committed.recv() => self.hear(news),
                 Ok(()) = stop.changed(), if !self.stopping => {}
@@ -215,7 +227,7 @@ impl Dispatch {
     }
 
     fn look_at_the_clock(&mut self) -> Timestamp {
-        let now = clock::now();
+        let now = self.clock.now();
         if now.plus(SET_BACK_MIN) < self.now {
             self.engine.set_back(now);
         }
@@ -233,7 +245,7 @@ impl Dispatch {
     }
 
     fn wake_at(&self, may_send: bool) -> Option<Instant> {
-        let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(clock::now()));
+        let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(self.clock.now()));
         let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
         let quiet = (!self.ending().is_empty()).then(|| Instant::now() + QUIET_RECHECK);
         [engine, resume, quiet].into_iter().flatten().min()
@@ -299,7 +311,7 @@ impl Dispatch {
     }
 
     fn take(&mut self, event: Event) {
-        let now = clock::now();
+        let now = self.clock.now();
         match event {
             Event::Answered(reign, _) if reign != self.reign => self.engine.lost(),
             Event::Answered(_, settled) => {
@@ -371,7 +383,7 @@ impl Dispatch {
     /// What was just committed: new messages go straight to their lanes.
     fn hear(&mut self, news: Vec<Committed>) {
         for committed in news {
-            let now = clock::now();
+            let now = self.clock.now();
             if self.is_early(&committed) {
                 self.early.push(committed);
                 continue;

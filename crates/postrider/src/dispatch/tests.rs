@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::{
+    clock,
     keyring::Keyring,
-    transport::{AddressGuard, TransportConfig},
+    transport::{AddressGuard, Transport, TransportConfig},
     vault::Vault,
 };
 use postrider_engine::{MessageKey, policy::Layer};
 use postrider_store::{Letter, Shard, SqliteStore};
+use rand::SeedableRng;
 use tempfile::TempDir;
 
 /// A dispatcher whose loop does not run.
@@ -20,7 +22,16 @@ fn dispatcher() -> (Dispatch, TempDir) {
     let vault = Arc::new(Vault::new(keyring.encryption()));
     let directory = Directory::new(Arc::clone(&store), vault, Arc::new(guard), Arc::new(Layer::default()));
     let ids = IdCodec::new(*keyring.ids());
-    (Dispatch::new(store, Arc::new(directory), transport, ids, Arc::new(Tasks::default())), folder)
+    let means = Means {
+        store,
+        directory: Arc::new(directory),
+        post: Arc::new(transport),
+        ids,
+        tasks: Arc::new(Tasks::default()),
+        clock: clock::own(),
+        rng: StdRng::seed_from_u64(1),
+    };
+    (Dispatch::new(means), folder)
 }
 
 impl Dispatch {

@@ -19,6 +19,7 @@ pub use resolve::NameServers;
 pub use url::{EndpointUrl, UrlError, UrlRules};
 
 use self::url::Destination;
+use async_trait::async_trait;
 use bytes::Bytes;
 use connect::Connector;
 use failure::Failure;
@@ -59,6 +60,19 @@ pub enum TransportError {
     ExtraCa(#[from] ExtraCaError),
     #[error("could not set up the name resolver: {0}")]
     Resolver(String),
+}
+
+/// Whoever carries a request to its receiver and comes back with what happened.
+#[async_trait]
+pub trait Post: Send + Sync {
+    async fn post(&self, request: Request<'_>) -> Exchange;
+}
+
+#[async_trait]
+impl Post for Transport {
+    async fn post(&self, request: Request<'_>) -> Exchange {
+        Self::post(self, request).await
+    }
 }
 
 /// No `Debug`: it holds a payload and its signature.
