@@ -125,11 +125,11 @@ impl Server {
         };
         beside.spawn({
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
-            async move { tasks.run(store, directory, retention).await }
+            async move { tasks.run(store, directory, retention, clock::own()).await }
         });
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
 
-        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory)));
+        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own()));
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),

@@ -3,15 +3,11 @@
 //!
 //! Each does a small step at a time and lets live traffic in between; each goes on after a restart.
 
-use crate::{clock, directory::Directory};
-use postrider_engine::{EndpointKey, policy::Breaker};
+use crate::{clock::Clock, directory::Directory};
+use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
 use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::sync::Notify;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use tokio::{sync::Notify, time::Instant};
 
 /// How often it is looked whether something is past its time.
 const TIDY_EVERY: Duration = Duration::from_mins(1);
@@ -41,14 +37,14 @@ impl Tasks {
     }
 
     /// Runs until the store is closed. Of several nodes one does the work, and the others wait.
-    pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention) {
+    pub async fn run(&self, store: Arc<dyn Store>, directory: Arc<Directory>, retention: Retention, clock: Clock) {
         let mut expired_at = None;
         loop {
             if !store.leads() {
                 let _ = tokio::time::timeout(LEAD_EVERY, self.work.notified()).await;
                 continue;
             }
-            match work_off(&*store, &directory, retention, &mut expired_at).await {
+            match work_off(&*store, &directory, retention, &clock, &mut expired_at).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "background work stopped for now"),
@@ -62,6 +58,7 @@ async fn work_off(
     store: &dyn Store,
     directory: &Directory,
     retention: Retention,
+    clock: &Clock,
     expired_at: &mut Option<Instant>,
 ) -> Result<(), StoreError> {
     // In turns, a step each, so that nothing short waits for something long.
@@ -69,12 +66,12 @@ async fn work_off(
     while store.leads() {
         if expired_at.is_none_or(|at| at.elapsed() >= EXPIRE_EVERY) {
             *expired_at = Some(Instant::now());
-            expire_parked(store, directory).await?;
+            expire_parked(store, directory, clock).await?;
         }
         let unfinished = store.unfinished_tasks().await?;
         let mut moved = false;
         for task in &unfinished {
-            moved |= match advance(store, *task).await {
+            moved |= match advance(store, *task, clock.now()).await {
                 Err(
                     error
                     @ (StoreError::Busy | StoreError::Full | StoreError::Database(_) | StoreError::Unreachable(_)),
@@ -85,7 +82,7 @@ async fn work_off(
                 done => done?,
             };
         }
-        let more = store.bury(clock::now()).await? | store.tidy(clock::now(), retention).await?;
+        let more = store.bury(clock.now()).await? | store.tidy(clock.now(), retention).await?;
         match (moved || more, unfinished.is_empty()) {
             (true, _) => {
                 pause = PAUSE_MIN;
@@ -103,8 +100,7 @@ async fn work_off(
 }
 
 /// Does a step of a task. False if it had to wait.
-async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
-    let now = clock::now();
+async fn advance(store: &dyn Store, key: TaskKey, now: Timestamp) -> Result<bool, StoreError> {
     let Some(task) = store.advance_task(key, now).await? else { return Ok(false) };
     if task.status == TaskStatus::Finished {
         tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
@@ -113,7 +109,7 @@ async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
 }
 
 /// What waits in a lane that sends nothing never has its turn, and so nobody else would see that its time is over.
-async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), StoreError> {
+async fn expire_parked(store: &dyn Store, directory: &Directory, clock: &Clock) -> Result<(), StoreError> {
     let tripped: BTreeSet<EndpointKey> = store
         .healths(Shards::ALL)
         .await?
@@ -126,9 +122,9 @@ async fn expire_parked(store: &dyn Store, directory: &Directory) -> Result<(), S
         if !entry.lane.parked && !tripped.contains(&lane.endpoint) {
             continue;
         }
-        let untried_before = clock::now().minus(directory.hold_max(&entry).await?);
+        let untried_before = clock.now().minus(directory.hold_max(&entry).await?);
         let mut from = None;
-        while let Some(reached) = store.expire(lane.endpoint, from, untried_before, clock::now()).await? {
+        while let Some(reached) = store.expire(lane.endpoint, from, untried_before, clock.now()).await? {
             from = Some(reached);
             tokio::time::sleep(BREATH).await;
         }

@@ -70,7 +70,7 @@ impl Bench {
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::default()));
         let api = Arc::new(Api {
-            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory))),
+            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
             store,
             ids,

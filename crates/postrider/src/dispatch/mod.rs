@@ -36,7 +36,7 @@ use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, S
 use rand::rngs::StdRng;
 use settings::gone_lane;
 use shards::Entering;
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -127,9 +127,9 @@ pub struct Dispatch {
     unsettled: Vec<Settlement>,
     committing: bool,
     /// Lanes that had something waiting when they were taken over and have not been opened since.
-    unopened: HashMap<EndpointKey, Timestamp>,
+    unopened: BTreeMap<EndpointKey, Timestamp>,
     /// Applications whose settings are being read.
-    reading: HashMap<AppKey, Reading>,
+    reading: BTreeMap<AppKey, Reading>,
     notices: Notices,
     in_flight: metrics::Gauge,
     shards_owned: metrics::Gauge,
@@ -175,8 +175,8 @@ impl Dispatch {
             sought_quiet_at: None,
             unsettled: Vec::new(),
             committing: false,
-            unopened: HashMap::new(),
-            reading: HashMap::new(),
+            unopened: BTreeMap::new(),
+            reading: BTreeMap::new(),
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
             shards_owned: metrics::gauge!("postrider_shards_owned"),
         }

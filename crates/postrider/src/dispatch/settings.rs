@@ -8,7 +8,7 @@ use postrider_engine::{
     policy::{DisableRules, Health, Ordering},
 };
 use postrider_store::By;
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::mpsc;
 
 impl Dispatch {
@@ -71,7 +71,7 @@ impl Dispatch {
         if !self.serves(app) {
             return;
         }
-        let mut left: HashSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
+        let mut left: BTreeSet<EndpointKey> = self.engine.lanes_of(app).into_iter().collect();
         for endpoint in entry.iter().flat_map(|entry| &entry.endpoints) {
             left.remove(&endpoint.key);
             self.engine.set_lane(endpoint.key, endpoint.lane, now);

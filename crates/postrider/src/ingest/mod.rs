@@ -3,7 +3,7 @@
 pub mod content;
 
 use crate::{
-    clock,
+    clock::Clock,
     directory::{AppEntry, Directory, EndpointEntry},
 };
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
@@ -16,6 +16,7 @@ const TRIES_MAX: usize = 3;
 pub struct Ingest {
     store: Arc<dyn Store>,
     directory: Arc<Directory>,
+    clock: Clock,
     accepted: metrics::Counter,
 }
 
@@ -29,8 +30,8 @@ pub struct NewEvent {
 }
 
 impl Ingest {
-    pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>) -> Self {
-        Self { store, directory, accepted: metrics::counter!("postrider_messages_accepted_total") }
+    pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, clock: Clock) -> Self {
+        Self { store, directory, clock, accepted: metrics::counter!("postrider_messages_accepted_total") }
     }
 
     /// After `Ok` the message and all that it owes are on the disk.
@@ -40,7 +41,7 @@ impl Ingest {
             let entry = newer.as_deref().unwrap_or(app);
             // Only an entry that is counted can be found outdated.
             let copy = entry.generation.filter(|_| tries_left > 0).map(|_| event.clone());
-            match (self.store.accept(message(entry, event)).await, copy) {
+            match (self.store.accept(message(entry, event, self.clock.now())).await, copy) {
                 (Err(AcceptError::Outdated), Some(copy)) => event = copy,
                 (Ok(accepted), _) => {
                     if let Accepted::Now(_) = accepted {
@@ -61,7 +62,7 @@ impl Ingest {
     }
 }
 
-fn message(app: &AppEntry, event: NewEvent) -> NewMessage {
+fn message(app: &AppEntry, event: NewEvent, at: Timestamp) -> NewMessage {
     let wants = |entry: &&Arc<EndpointEntry>| match event.only {
         Some(endpoint) => entry.key == endpoint,
         None => entry.wants(&event.content),
@@ -74,7 +75,7 @@ fn message(app: &AppEntry, event: NewEvent) -> NewMessage {
     let fifo = wanting.iter().filter(|entry| entry.lane.ordering == Ordering::Fifo).map(|entry| entry.key).collect();
     NewMessage {
         app: app.application.key,
-        at: clock::now(),
+        at,
         generation: app.generation,
         content: event.content,
         payload_expires_at: event.payload_expires_at,
