@@ -7,6 +7,7 @@
 pub mod keys;
 pub mod lanes;
 pub mod outcome;
+pub mod planted;
 pub mod policy;
 pub mod time;
 

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     keys::{AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Trigger},
+    planted::{Bug, planted},
     policy::{Health, Ordering, Verdict, health::Step},
     time::Timestamp,
 };
@@ -167,7 +168,9 @@ impl<C> Dispatcher<C> {
     /// than its rate and one burst. It holds for lanes that were this dispatcher's all along, too; for them it is the
     /// price of knowing nothing of each lane that is not open.
     pub fn gain(&mut self, now: Timestamp) {
-        self.gained_at = self.gained_at.max(Some(now));
+        if !planted(Bug::RateRefilled) {
+            self.gained_at = self.gained_at.max(Some(now));
+        }
     }
 
     /// The clock says less than it did. What is counted from a moment that has not come yet is counted from now: nothing is
@@ -299,11 +302,13 @@ impl<C> Dispatcher<C> {
                     Ordering::Fifo | Ordering::None => self.limits.window,
                     Ordering::Keyed => (self.limits.window / CHAIN_SHARE).max(1),
                 };
-                lane.stored.is_empty() && lane.line.behind(chain) < share
+                let is_first = lane.stored.is_empty() || planted(Bug::OvertakenAfterCrash);
+                is_first && lane.line.behind(chain) < share
             }
         };
         match lane.gate(now) {
             Gate::Bury | Gate::Probe | Gate::Open if has_room && is_next => lane.hold(parcel, &mut self.ledger),
+            Gate::Shut { .. } if planted(Bug::HandedToShutLaneDropped) => return,
             Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
                 lane.spill(parcel.id, parcel.order, &mut self.ledger);
                 return;
@@ -432,8 +437,10 @@ impl<C> Dispatcher<C> {
     /// These deliveries were ended, durably, by someone else. What is on the network goes on.
     pub fn cancel(&mut self, endpoint: EndpointKey, which: Cancel, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        let ended = lane.line.cancel(which);
-        lane.drop_ended(ended, &mut self.ledger);
+        if !planted(Bug::CancelIgnored) {
+            let ended = lane.line.cancel(which);
+            lane.drop_ended(ended, &mut self.ledger);
+        }
         lane.note_ended_under_way(which);
         let ordering = lane.settings.ordering;
         self.ledger.spills.retain(|(id, _)| {
@@ -499,7 +506,9 @@ impl<C> Dispatcher<C> {
             return Some(match gate {
                 Gate::Bury => Command::Bury(parcel),
                 Gate::Shut { .. } | Gate::Probe | Gate::Open => {
-                    self.turns.spend(app, now);
+                    if !planted(Bug::AppRateNotSpent) {
+                        self.turns.spend(app, now);
+                    }
                     Command::Send(parcel)
                 }
             });
@@ -578,6 +587,7 @@ impl<C> Dispatcher<C> {
             lane.stored.expect(now.plus(BLOCKED_RECHECK));
         }
         let load_at = match (gate, lane.stored.next_due) {
+            (Gate::Shut { .. }, Some(_)) if planted(Bug::ShutLaneLoaded) => Some(now.plus(MEMORY_RECHECK)),
             (Gate::Shut { until }, Some(due)) => until.map(|until| until.max(due)),
             (Gate::Bury | Gate::Probe | Gate::Open, Some(due)) if wants_more && memory_is_full => {
                 Some(due.max(now.plus(MEMORY_RECHECK)))
@@ -621,7 +631,9 @@ impl<C> Dispatcher<C> {
             if let Some(lane) = self.lanes.get_mut(&endpoint) {
                 lane.timer = None;
             }
-            self.review(endpoint, now);
+            if !planted(Bug::LaneNeverWoken) {
+                self.review(endpoint, now);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use super::{lane::LaneSettings, ramp::Ramp};
 use crate::{
     keys::DeliveryId,
+    planted::{Bug, planted},
     policy::{Health, Verdict, WhileOpen, breaker::Standing, health::Probe},
     time::Timestamp,
 };
@@ -64,7 +65,7 @@ impl Watch {
     }
 
     pub fn is_paused(&self, settings: &LaneSettings) -> bool {
-        settings.parked || self.leaving || self.condemned.is_some()
+        (settings.parked && !planted(Bug::PauseIgnored)) || self.leaving || self.condemned.is_some()
     }
 
     /// Neither closed by its rules nor without any.

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     keys::{AppKey, DeliveryId, OrderKey},
+    planted::{Bug, planted},
     policy::{
         BreakerRules, Bucket, DisableRules, Health, Ordering, Verdict,
         health::{self, BreakerMove, Notice, Step},
@@ -264,7 +265,7 @@ impl<C> Lane<C> {
 
     /// Whether it is in memory already. A load may show a later cycle of what is about to be settled.
     pub fn recognizes(&mut self, parcel: &Parcel<C>) -> bool {
-        let Some(holding) = self.held.get_mut(&parcel.id) else { return false };
+        let Some(holding) = self.held.get_mut(&parcel.id).filter(|_| !planted(Bug::LoadedTwice)) else { return false };
         holding.replayed |= parcel.cycle > holding.cycle;
         true
     }
@@ -304,7 +305,7 @@ impl<C> Lane<C> {
         }
         parcel.held = self.spans.held(parcel.due, now, turn, elsewhere);
         self.in_flight += 1;
-        if let Some(bucket) = &mut self.bucket {
+        if let Some(bucket) = self.bucket.as_mut().filter(|_| !planted(Bug::RateNotSpent)) {
             bucket.take(now);
             self.spent_at = Some(now);
         }
@@ -354,12 +355,18 @@ impl<C> Lane<C> {
         match due {
             Some(_) => {
                 self.stored.returned(chain, id.message);
-                let leaving = self.line.put_off(chain, id.message, now);
+                let leaving = if planted(Bug::OvertakenByRetry) {
+                    self.line.end(chain, now);
+                    Vec::new()
+                } else {
+                    self.line.put_off(chain, id.message, now)
+                };
                 if !leaving.is_empty() {
                     self.spans.order.begin(now);
                 }
                 self.let_go(leaving, Wanted::InItsTurn, ledger, now);
             }
+            None if planted(Bug::KeyNeverFreed) => {}
             None => {
                 self.line.end(chain, now);
                 if self.line.behind(chain) == 0 {
@@ -411,9 +418,9 @@ impl<C> Lane<C> {
         let in_flight_max = match gate {
             Gate::Shut { .. } => return false,
             Gate::Bury => usize::MAX,
-            Gate::Probe if self.watch.probe.is_some() => return false,
+            Gate::Probe if self.watch.probe.is_some() && !planted(Bug::TwoProbes) => return false,
             Gate::Probe => self.settings.in_flight_max,
-            Gate::Open => self.watch.slots(&self.settings),
+            Gate::Open => self.watch.slots(&self.settings) + usize::from(planted(Bug::OneInFlightTooMany)),
         };
         self.in_flight < in_flight_max && self.in_flight + self.burying.len() + self.settling < unsettled_max
     }

@@ -7,6 +7,7 @@
 use super::{dispatcher::Cancel, late::Turn, parcel::Parcel};
 use crate::{
     keys::{DeliveryId, MessageKey, OrderKey, Trigger},
+    planted::{Bug, planted},
     policy::Ordering,
     time::Timestamp,
 };
@@ -19,6 +20,7 @@ const WHOLE_LANE: OrderKey = OrderKey::new(0);
 pub(super) fn chain_of(ordering: Ordering, id: DeliveryId, order: Option<OrderKey>) -> Option<OrderKey> {
     match (id.trigger, ordering) {
         (Trigger::Manual, _) | (Trigger::Scheduled, Ordering::None) => None,
+        (Trigger::Scheduled, Ordering::Keyed) if planted(Bug::KeyHoldsOthers) => order.map(|_| WHOLE_LANE),
         (Trigger::Scheduled, Ordering::Keyed) => order,
         (Trigger::Scheduled, Ordering::Fifo) => Some(WHOLE_LANE),
     }
@@ -115,7 +117,8 @@ impl<C> Line<C> {
             Place::Chain(key) => {
                 let chain = self.chains.get_mut(&key)?;
                 chain.has_place = false;
-                let (_, parcel) = chain.behind.pop_first()?;
+                let newest_first = planted(Bug::NewestOfKeyFirst);
+                let (_, parcel) = if newest_first { chain.behind.pop_last()? } else { chain.behind.pop_first()? };
                 chain.under_way += 1;
                 (parcel, Turn::Ordered { free_since: chain.free_since })
             }

@@ -3,6 +3,7 @@
 use super::{dispatcher::Cancel, order::chain_of};
 use crate::{
     keys::{DeliveryId, MessageKey, OrderKey},
+    planted::{Bug, planted},
     policy::Ordering,
     time::Timestamp,
 };
@@ -83,6 +84,9 @@ impl Stored {
     /// The rows of these are written.
     pub fn spilled(&mut self, id: DeliveryId, ordering: Ordering, now: Timestamp) {
         let Some(order) = self.spilling.remove(id, ordering) else { return };
+        if planted(Bug::SpilledForgotten) {
+            return;
+        }
         self.expect(now);
         if let Some(chain) = chain_of(ordering, id, order) {
             self.returned(chain, id.message);

@@ -1,7 +1,10 @@
 //! When to give up: after so many attempts, or so long after the first one, whichever comes first.
 
 use super::classify::Class;
-use crate::time::Timestamp;
+use crate::{
+    planted::{Bug, planted},
+    time::Timestamp,
+};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +50,10 @@ impl Budget {
 
     /// May one more attempt start at `due`, when `attempts` have been made?
     pub fn allows(&self, attempts: u32, give_up_at: Timestamp, due: Timestamp) -> Result<(), Limit> {
+        let attempts = attempts.saturating_sub(u32::from(planted(Bug::OneAttemptTooMany)));
         if attempts >= self.attempts_max {
             Err(Limit::Attempts)
-        } else if due >= give_up_at {
+        } else if due >= give_up_at && !planted(Bug::GiveUpIgnored) {
             Err(Limit::Time)
         } else {
             Ok(())
@@ -84,7 +88,7 @@ impl Progress {
         };
         Self {
             attempts: self.attempts.saturating_add(1),
-            give_up_at: self.give_up_at.or(Some(budget.give_up_at(started))),
+            give_up_at: self.give_up_at.filter(|_| !planted(Bug::GiveUpMovesOn)).or(Some(budget.give_up_at(started))),
             last_delay: self.last_delay,
             ambiguous,
             ambiguous_since,

@@ -8,7 +8,12 @@ use super::{
     classify::{Class, Rule},
     verdict::Verdict,
 };
-use crate::{keys::Trigger, outcome::Control, time::Timestamp};
+use crate::{
+    keys::Trigger,
+    outcome::Control,
+    planted::{Bug, planted},
+    time::Timestamp,
+};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,7 +146,7 @@ enum Sign {
 impl Sign {
     /// `None`: it was our own doing, and the endpoint has not been asked.
     fn of(verdict: &Verdict) -> Option<Self> {
-        if verdict.rule == Rule::LocalResource {
+        if verdict.rule == Rule::LocalResource && !planted(Bug::ShortageTripsBreaker) {
             return None;
         }
         Some(match verdict.class {
@@ -175,6 +180,7 @@ fn next_breaker(
         // Also when a person sent it: it went in the probe's place, and without an answer to "how is it?" the next
         // request would be a probe again, and so on without a pause.
         (Breaker::Open { .. }, Probe::Yes, Sign::Failed) => breaker.tripped(rules, now),
+        (Breaker::Open { .. }, Probe::No, Sign::Took) if planted(Bug::ClosedByLateSuccess) => Breaker::default(),
         // Sent before it opened. Even a success must not close it: open to closed is no legal step, and a request that
         // was slow to succeed proves less than the failures that overtook it. The probe will tell, soon enough.
         (Breaker::Open { .. }, Probe::No, Sign::Took | Sign::Answered { .. } | Sign::Failed) => breaker,

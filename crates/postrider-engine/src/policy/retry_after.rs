@@ -4,7 +4,10 @@
 //! a sane answer to something we cannot read.
 
 use super::backoff::Spread;
-use crate::time::Timestamp;
+use crate::{
+    planted::{Bug, planted},
+    time::Timestamp,
+};
 use std::time::{Duration, SystemTime};
 
 /// What is made of a receiver's wish.
@@ -40,7 +43,10 @@ impl RetryAfterRule {
 
     /// What is waited: our own back-off, the receiver's wish, or both.
     pub fn reconcile(&self, own: Spread, wish: Option<Wish>) -> Spread {
-        match (wish, self.mode) {
+        match (wish.filter(|_| !planted(Bug::RetryAfterIgnored)), self.mode) {
+            (Some(wish), _) if planted(Bug::JitterBelowRetryAfter) => {
+                Spread { certain: own.certain.max(wish.wait.saturating_sub(own.drawn)), drawn: Duration::ZERO }
+            }
             (None, RetryAfterMode::Longest | RetryAfterMode::Override) => own,
             // Chance is added on top of the wish, so that it never comes out early.
             (Some(wish), RetryAfterMode::Longest) => Spread { certain: own.certain.max(wish.wait), drawn: own.drawn },

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     keys::Trigger,
     outcome::{Control, Outcome},
+    planted::{Bug, planted},
     time::Timestamp,
 };
 use rand::Rng;
@@ -78,12 +79,12 @@ pub fn judge(
     (started, ended): (Timestamp, Timestamp),
     rng: &mut impl Rng,
 ) -> Verdict {
-    let (class, rule) = classify(outcome, &policy.overrides);
+    let (class, rule) = misjudged(classify(outcome, &policy.overrides));
     let control = match outcome {
         Outcome::Answered(answer) => answer.control,
         Outcome::Failed(_) => None,
     };
-    if rule == Rule::LocalResource {
+    if rule == Rule::LocalResource && !planted(Bug::ShortageCharged) {
         let next = Next::Postponed { due: ended.plus(POSTPONEMENT) };
         return Verdict { class, rule, next, progress, control };
     }
@@ -123,7 +124,13 @@ fn retry(
         Outcome::Failed(_) => None,
     };
     let waited = policy.retry_after.reconcile(own, wish);
-    let due = ended.plus(waited.certain).plus(waited.drawn);
+    let mut due = ended.plus(waited.certain).plus(waited.drawn);
+    if planted(Bug::BackoffHalved) && wish.is_none() {
+        due = ended.plus(waited.certain / 2);
+    }
+    if planted(Bug::BackoffDoubled) && wish.is_none() {
+        due = ended.plus((waited.certain + waited.drawn) * 2);
+    }
 
     // Both are set by the attempt that was counted just now, the second one if it was ambiguous.
     let give_up_at = progress.give_up_at.unwrap_or(due);
@@ -143,6 +150,17 @@ fn retry(
             capped: wish.is_some_and(|wish| wish.capped),
         },
     ))
+}
+
+/// As it is, unless a fault is planted here.
+fn misjudged((class, rule): (Class, Rule)) -> (Class, Rule) {
+    let class = match class {
+        Class::Permanent if planted(Bug::PermanentRetried) => Class::Transient,
+        Class::Transient if planted(Bug::ErrorTakenForSuccess) && rule == Rule::ServerError => Class::Delivered,
+        Class::Delivered if planted(Bug::SuccessTakenForError) => Class::Transient,
+        Class::Delivered | Class::Transient | Class::Ambiguous | Class::Permanent | Class::Gone => class,
+    };
+    (class, rule)
 }
 
 /// How long a delivery waits when our own machine was short of something.

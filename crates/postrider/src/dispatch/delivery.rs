@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
     Answer, Outcome, Timestamp, Trigger,
     lanes::{Held, Parcel},
+    planted::{Bug, planted},
     policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
@@ -75,7 +76,7 @@ impl Carrier {
         };
         // It was paused a moment ago, and its lane has not heard of that yet. Whoever was told that it is paused must not
         // see it called after that.
-        if endpoint.lane.parked {
+        if endpoint.lane.parked && !planted(Bug::PauseIgnored) {
             return Settled::untouched(&parcel, started);
         }
         let expired = rules.policy.is_expired(parcel.progress, parcel.queued_at, started);
@@ -86,7 +87,7 @@ impl Carrier {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
         // The reads above may have taken long, and the lane may be someone else's by now.
-        if !self.store.may_send(tenure) {
+        if !self.store.may_send(tenure) && !planted(Bug::SendsWithoutLease) {
             return Settled::untouched(&parcel, started);
         }
         let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
@@ -233,7 +234,9 @@ pub struct Settled {
 impl Settled {
     /// Nothing has happened: it is tried again soon, as if for the first time.
     pub fn untouched(parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
-        Self { settlement: untouched(parcel, now), verdict: None }
+        let mut settlement = untouched(parcel, now);
+        settlement.progress.attempts += u32::from(planted(Bug::TroubleCharged));
+        Self { settlement, verdict: None }
     }
 }
 

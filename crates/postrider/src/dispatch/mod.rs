@@ -30,6 +30,7 @@ pub use notices::reason_name;
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
+    planted::{Bug, planted},
     policy::{Health, Next, Progress},
 };
 use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting};
@@ -192,7 +193,7 @@ impl Dispatch {
             if !self.stopping && *stop.borrow() {
                 self.stop(now);
             }
-            let may_send = self.store.may_send(self.tenure);
+            let may_send = self.store.may_send(self.tenure) || planted(Bug::SendsWithoutLease);
             self.engine.let_start(may_send && !self.stopping);
             while let Some(command) = self.engine.next(now) {
                 self.carry_out(command, now);
@@ -246,7 +247,8 @@ impl Dispatch {
 
     fn wake_at(&self, may_send: bool) -> Option<Instant> {
         let engine = self.engine.sleep_until().map(|at| Instant::now() + at.since(self.clock.now()));
-        let resume = (!may_send && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
+        let keeps_looking = !may_send || planted(Bug::NeverRests);
+        let resume = (keeps_looking && !self.owned.is_empty()).then(|| Instant::now() + SEND_RECHECK);
         let quiet = (!self.ending().is_empty()).then(|| Instant::now() + QUIET_RECHECK);
         [engine, resume, quiet].into_iter().flatten().min()
     }
@@ -313,7 +315,12 @@ impl Dispatch {
     fn take(&mut self, event: Event) {
         let now = self.clock.now();
         match event {
-            Event::Answered(reign, _) if reign != self.reign => self.engine.lost(),
+            Event::Answered(reign, settled) if reign != self.reign => {
+                self.engine.lost();
+                if planted(Bug::StaleOutcomeWritten) {
+                    self.unsettled.push(settled.settlement);
+                }
+            }
             Event::Answered(_, settled) => {
                 let Settled { mut settlement, verdict } = *settled;
                 if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {

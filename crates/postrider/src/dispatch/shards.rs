@@ -6,7 +6,10 @@ use super::{
     insist_as_owner,
     settings::announce_lane,
 };
-use postrider_engine::{AppKey, Timestamp};
+use postrider_engine::{
+    AppKey, Timestamp,
+    planted::{Bug, planted},
+};
 use postrider_store::{Committed, Shard, Shards, Tenure};
 use std::sync::Arc;
 use tokio::{task::AbortHandle, time::Instant};
@@ -62,7 +65,7 @@ impl Dispatch {
         self.owned = self.owned.with(shards);
         self.engine.gain(now);
         for (endpoint, settings, health) in found.healths {
-            if self.serves(settings.app) {
+            if self.serves(settings.app) && !planted(Bug::BreakerForgotten) {
                 self.engine.set_health(endpoint, self.newest(endpoint, settings), health, now);
             }
         }
@@ -156,7 +159,7 @@ impl Dispatch {
         }
         self.sought_quiet_at = Some(Instant::now());
         let busy: Shards = self.engine.busy_apps().filter(|app| *app != NOBODY).map(Shard::of).collect();
-        let quiet = self.ending().without(busy);
+        let quiet = if planted(Bug::GivenUpWhileBusy) { self.ending() } else { self.ending().without(busy) };
         if quiet.is_empty() {
             return;
         }
