@@ -59,13 +59,6 @@ impl Batch<'_> {
             Committed::Health { endpoint } => {
                 self.tables.gallery.tell(&super::witness::Seen::HealthReset { endpoint: *endpoint });
             }
-            _ => {}
-        }
-        match &what {
-            Committed::Settings { app } => self.tables.tell_settings(*app),
-            Committed::Health { endpoint } => {
-                self.tables.gallery.tell(&super::witness::Seen::HealthReset { endpoint: *endpoint });
-            }
             Committed::Message { .. }
             | Committed::Waiting { .. }
             | Committed::EventTypes

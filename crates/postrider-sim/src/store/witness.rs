@@ -10,17 +10,38 @@ pub type Witness = Arc<dyn Fn(usize, &Seen<'_>) + Send + Sync>;
 
 pub enum Seen<'a> {
     Noted(What),
-    Accepted { message: MessageKey, new: &'a NewMessage, order: Option<OrderKey> },
-    Settled { tenure: Tenure, settlement: &'a Settlement },
+    Accepted {
+        message: MessageKey,
+        new: &'a NewMessage,
+        order: Option<OrderKey>,
+    },
+    Settled {
+        tenure: Tenure,
+        settlement: &'a Settlement,
+    },
     /// A resend, or a new cycle.
-    Queued { id: DeliveryId, cycle: u32, due: Timestamp },
+    Queued {
+        id: DeliveryId,
+        cycle: u32,
+        due: Timestamp,
+    },
     /// Not by a settlement.
-    Ended { id: DeliveryId, why: DeathReason },
-    HealthReset { endpoint: EndpointKey },
+    Ended {
+        id: DeliveryId,
+        why: DeathReason,
+    },
+    HealthReset {
+        endpoint: EndpointKey,
+    },
     Application(&'a Application),
     Endpoint(&'a Endpoint),
-    EndpointGone { endpoint: EndpointKey },
-    Loaded { endpoint: EndpointKey, count: usize },
+    EndpointGone {
+        endpoint: EndpointKey,
+    },
+    Loaded {
+        endpoint: EndpointKey,
+        count: usize,
+    },
 }
 
 /// The witness, if there is one, and who is at work just now.
@@ -69,7 +90,8 @@ impl Tables {
         for (message, row) in &self.messages {
             for endpoint in row.owed.iter() {
                 let waits = self.waiting(super::tables::scheduled(*endpoint, *message));
-                let dead = self.dead.get(&(*endpoint, *message)).filter(|dead| dead.standing != super::tables::Standing::Over);
+                let dead =
+                    self.dead.get(&(*endpoint, *message)).filter(|dead| dead.standing != super::tables::Standing::Over);
                 let state = match (waits, dead) {
                     (Some(waits), _) if waits.progress.attempts > 0 => DeliveryState::Sending { due: waits.due },
                     (Some(waits), _) => DeliveryState::Pending { due: Some(waits.due) },
