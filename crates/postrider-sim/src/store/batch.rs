@@ -2,6 +2,7 @@
 
 use super::{
     cluster::{Cluster, Event, To, lane},
+    database::Grain,
     log::What,
     memory::Memory,
     tables::Tables,
@@ -15,6 +16,7 @@ pub struct Batch<'b> {
     pub cluster: &'b mut Cluster,
     pub memory: &'b mut Memory,
     pub kind: Kind,
+    pub grain: Grain,
     /// By the database's clock.
     pub now: Timestamp,
     pub written: Written,

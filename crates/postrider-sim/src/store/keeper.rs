@@ -3,11 +3,11 @@
 use super::{
     cluster::Told,
     database::Sharing,
+    jobs::Job,
     leases::{self, Plan, View},
     log::What,
     memory::Life,
     node::Node,
-    writer::Job,
 };
 use postrider_engine::EndpointKey;
 use postrider_store::{Committed, Letter, Shards, StoreError, Tenure};
@@ -130,7 +130,9 @@ impl Keeper {
     fn renew(&self, sure: bool) -> Option<View> {
         let now = self.node.base.clock.now();
         let mut state = self.node.base.state();
-        if !state.cluster.nodes.contains_key(&self.tenure) {
+        // A lease that is being given up is not renewed.
+        let is_running = self.node.life() == Life::Running;
+        if !is_running || !state.cluster.nodes.contains_key(&self.tenure) {
             return None;
         }
         let view = View::of(&state.cluster, self.tenure, sure, now);

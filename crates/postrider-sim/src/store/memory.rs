@@ -1,6 +1,6 @@
 //! What a process knows and nobody else: the volatile half.
 
-use super::writer::Job;
+use super::jobs::Job;
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, keys::first_key_at};
 use postrider_store::{Cancelled, Shards, Tenure};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};

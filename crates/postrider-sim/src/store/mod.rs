@@ -14,6 +14,7 @@ mod cancel;
 mod cluster;
 mod database;
 mod history;
+mod jobs;
 mod keeper;
 mod leases;
 mod load;

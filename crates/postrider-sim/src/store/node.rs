@@ -3,11 +3,11 @@
 use super::{
     batch::{Batch, Kind, Written},
     database::{Base, Sharing, State},
+    jobs::{Call, Job, Reply},
     keeper,
     log::What,
     memory::{Life, Memory},
     writer,
-    writer::{Call, Job, Reply},
 };
 use postrider_store::{Committed, Shards, StoreError, Tenure};
 use std::{
@@ -262,6 +262,7 @@ impl Node {
             cluster: &mut state.cluster,
             memory: &mut memory,
             kind: self.kind(),
+            grain: self.base.grain,
             now: self.base.clock.now(),
             written: Written::default(),
             log: Vec::new(),

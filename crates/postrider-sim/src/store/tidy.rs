@@ -5,7 +5,7 @@
 
 use super::{
     batch::{Batch, Kind},
-    database::oldest_handed,
+    database::{Grain, oldest_handed},
     tables::{Standing, Tables},
 };
 use bytes::Bytes;
@@ -19,7 +19,12 @@ use postrider_store::{DeadKey, Retention, TaskKey, TaskStatus};
 const SLICE: usize = 2_000;
 
 /// Messages forgotten in one go.
-const LOOK: usize = 500;
+fn look(grain: Grain) -> usize {
+    match grain {
+        Grain::Usual => 500,
+        Grain::Fine => 3,
+    }
+}
 
 pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> bool {
     let (payloads_before, attempts_before) = (now.minus(retention.payloads), now.minus(retention.attempts));
@@ -99,13 +104,13 @@ fn forget_tasks(tables: &mut Tables, before: Timestamp) -> bool {
 fn forget_payloads(batch: &mut Batch<'_>, before: Timestamp) -> bool {
     let old = batch.tables.messages.range(..MessageKey::new(first_key_at(before)));
     let old = old.filter(|(_, row)| row.letter.payload.is_some()).map(|(key, _)| *key);
-    let old: Vec<MessageKey> = old.filter(|message| !is_awaited(batch, *message)).take(LOOK).collect();
+    let old: Vec<MessageKey> = old.filter(|message| !is_awaited(batch, *message)).take(look(batch.grain)).collect();
     for message in &old {
         if let Some(row) = batch.tables.messages.get_mut(message) {
             row.forget_payload();
         }
     }
-    old.len() == LOOK
+    old.len() == look(batch.grain)
 }
 
 /// Class, rule and status stay: how the delivery stands rests on them.
@@ -153,11 +158,11 @@ fn forget_counters(batch: &mut Batch<'_>, before: Timestamp) {
 
 fn forget_messages(batch: &mut Batch<'_>, before: Timestamp) -> bool {
     let old = batch.tables.messages.range(..MessageKey::new(first_key_at(before))).map(|(key, _)| *key);
-    let old: Vec<MessageKey> = old.filter(|message| !is_awaited(batch, *message)).take(LOOK).collect();
+    let old: Vec<MessageKey> = old.filter(|message| !is_awaited(batch, *message)).take(look(batch.grain)).collect();
     for message in &old {
         forget_message(batch.tables, *message);
     }
-    old.len() == LOOK
+    old.len() == look(batch.grain)
 }
 
 fn forget_message(tables: &mut Tables, message: MessageKey) {

@@ -7,21 +7,17 @@
 //! dead, nothing is written, and it joins again as a new one; if an answer is lost, the row tells what became of it.
 
 use super::{
-    accept,
-    batch::{Batch, Kind, Written},
+    batch::{Kind, Written},
     cluster::for_here,
+    database::State,
+    jobs::{Done, Job},
     log::{Refusal, What},
     memory::Life,
     node::Node,
-    settle,
 };
-use postrider_engine::{DeliveryId, OrderKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, Committed, NewMessage, Settlement, Shards, StoreError, Tenure};
-use std::{collections::BTreeMap, mem::take, sync::Arc, time::Duration};
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout},
-};
+use postrider_store::{Committed, StoreError};
+use std::{mem::take, sync::Arc, time::Duration};
+use tokio::time::{Instant, timeout};
 
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
 const BATCH_JOBS_MAX: usize = 2_048;
@@ -31,129 +27,6 @@ const IDLE: Duration = Duration::from_millis(500);
 
 /// Between attempts to reach a database that does not answer.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
-
-pub type Reply<T, E = StoreError> = oneshot::Sender<Result<T, E>>;
-
-pub enum Job {
-    Accept {
-        message: Box<NewMessage>,
-        reply: Reply<Accepted, AcceptError>,
-    },
-    Settle {
-        tenure: Tenure,
-        settlements: Arc<Vec<Settlement>>,
-        reply: Reply<()>,
-    },
-    Spill {
-        tenure: Tenure,
-        deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
-        due: Timestamp,
-        reply: Reply<()>,
-    },
-    Turn(Box<dyn TurnJob>),
-    /// These shards are wanted elsewhere.
-    Leave(Shards),
-    /// The lease could not be renewed.
-    Doubt,
-    Close(oneshot::Sender<()>),
-}
-
-/// Something to do in a transaction: carried out, then told how that ended.
-pub trait TurnJob: Send {
-    fn run(&mut self, batch: &mut Batch<'_>);
-    fn finish(self: Box<Self>, committed: Result<(), StoreError>);
-}
-
-pub struct Call<F, T> {
-    pub work: Option<F>,
-    pub outcome: Option<T>,
-    pub reply: Reply<T>,
-}
-
-impl<F, T> TurnJob for Call<F, T>
-where
-    F: FnOnce(&mut Batch<'_>) -> T + Send,
-    T: Send,
-{
-    fn run(&mut self, batch: &mut Batch<'_>) {
-        self.outcome = self.work.take().map(|work| work(batch));
-    }
-
-    fn finish(self: Box<Self>, committed: Result<(), StoreError>) {
-        let answer = match (committed, self.outcome) {
-            (Ok(()), Some(outcome)) => Ok(outcome),
-            (Ok(()), None) => Err(StoreError::Closed),
-            (Err(error), _) => Err(error),
-        };
-        // Whoever asked may have gone away; what was committed stays committed.
-        let _ = self.reply.send(answer);
-    }
-}
-
-impl Job {
-    fn refuse(self, error: &StoreError) {
-        match self {
-            Self::Accept { reply, .. } => drop(reply.send(Err(error.clone().into()))),
-            Self::Settle { reply, .. } | Self::Spill { reply, .. } => drop(reply.send(Err(error.clone()))),
-            Self::Turn(job) => job.finish(Err(error.clone())),
-            Self::Leave(_) | Self::Doubt => {}
-            Self::Close(done) => drop(done.send(())),
-        }
-    }
-
-    /// `key`: of a message, where it was made before.
-    fn apply(self, batch: &mut Batch<'_>, key: Option<i64>) -> Done {
-        match self {
-            Self::Accept { message, reply } => Done::Accept(reply, accept::accept(batch, key, *message)),
-            Self::Settle { settlements, reply, .. } => {
-                settle::settle(batch, &settlements);
-                Done::Other(reply)
-            }
-            Self::Spill { deliveries, due, reply, .. } => {
-                settle::spill(batch, &deliveries, due);
-                if batch.kind == Kind::Many {
-                    tell_owners_of_spilled(batch, &deliveries, due);
-                }
-                Done::Other(reply)
-            }
-            Self::Turn(mut job) => {
-                job.run(batch);
-                Done::Turn(job)
-            }
-            Self::Leave(_) | Self::Doubt | Self::Close(_) => Done::Nobody,
-        }
-    }
-}
-
-/// What is spilled of lanes that have been given up meanwhile: their owner has to hear of it.
-fn tell_owners_of_spilled(batch: &mut Batch<'_>, deliveries: &[(DeliveryId, Option<OrderKey>)], due: Timestamp) {
-    let lanes: BTreeMap<_, _> = deliveries.iter().map(|(id, _)| (id.endpoint, due)).collect();
-    for (endpoint, due) in lanes {
-        let app = batch.tables.endpoints.get(&endpoint).map(|row| row.record.app);
-        if app.is_some_and(|app| !batch.memory.standing.owned.has_lanes_of(app)) {
-            batch.announce(Committed::Waiting { endpoint, due });
-        }
-    }
-}
-
-/// Carried out, and to be answered.
-enum Done {
-    Accept(Reply<Accepted, AcceptError>, Result<Accepted, AcceptError>),
-    Other(Reply<()>),
-    Turn(Box<dyn TurnJob>),
-    Nobody,
-}
-
-impl Done {
-    fn answer(self) {
-        match self {
-            Self::Accept(reply, answer) => drop(reply.send(answer)),
-            Self::Other(reply) => drop(reply.send(Ok(()))),
-            Self::Turn(job) => job.finish(Ok(())),
-            Self::Nobody => {}
-        }
-    }
-}
 
 pub async fn write_until_closed(node: Arc<Node>) {
     let mut writer = Writer { node, noted_through: i64::MAX };
@@ -260,7 +133,7 @@ impl Writer {
     }
 
     /// Every message up to this key has a row for each of its deliveries.
-    fn note_watermark(&self, state: &mut super::database::State) {
+    fn note_watermark(&self, state: &mut State) {
         let memory = self.node.memory();
         let newest = state.tables.messages.last_key_value().map_or(0, |(newest, _)| newest.raw());
         state.tables.settled_through = memory.outstanding.settled_through(Some(newest + 1));
@@ -557,15 +430,11 @@ impl Writer {
 
     /// Finds out whether this node is still one of the others, and notes how far everything is settled.
     async fn make_sure(&mut self) {
-        match self.attempt_nothing().await {
+        match self.attempt(Vec::new()).await {
             Ok(()) => {}
             Err(Failure::Deposed(_)) => self.depose(),
             Err(Failure::Refused(..)) => {}
         }
-    }
-
-    async fn attempt_nothing(&mut self) -> Result<(), Failure> {
-        self.attempt(Vec::new()).await
     }
 
     /// Notes that everything is settled, so that nobody has to look through it.
