@@ -1,12 +1,6 @@
 //! What is broken, by kind. Each happens by itself, at times drawn from its own chance, and mends by itself.
 
-use crate::{
-    chance::Chance,
-    config::Sharing,
-    node::Ending,
-    temper::Temper,
-    world::World,
-};
+use crate::{chance::Chance, config::Sharing, node::Ending, temper::Temper, world::World};
 use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 

@@ -150,7 +150,9 @@ impl Sum {
         let seconds = self.took.as_secs_f64();
         println!("seeds            {:>14}", self.seeds);
         println!("messages         {accepted:>14}");
-        println!("deliveries       {deliveries:>14}   ({delivered} delivered, {dead} dead by their own attempts, {open} open at the end)");
+        println!(
+            "deliveries       {deliveries:>14}   ({delivered} delivered, {dead} dead by their own attempts, {open} open at the end)"
+        );
         println!("attempts         {attempts:>14}   ({repeated} not on record: cut off, or lost with their process)");
         println!("simulated time   {:>14.1} h", *simulated as f64 / 3_600_000.0);
         println!("wall time        {seconds:>14.1} s   ({:.0} deliveries/s)", *deliveries as f64 / seconds.max(0.001));
@@ -215,7 +217,11 @@ fn run_all(args: &Args, planted: Option<Bug>) -> Sum {
                         stop.store(true, Ordering::Relaxed);
                     }
                     sum.add(outcome);
-                    bar.set_message(format!("{} deliveries, {} violations", sum.counts.deliveries, sum.violations.len()));
+                    bar.set_message(format!(
+                        "{} deliveries, {} violations",
+                        sum.counts.deliveries,
+                        sum.violations.len()
+                    ));
                     bar.inc(1);
                 }
             });
@@ -269,7 +275,8 @@ fn parse_kinds(text: &str) -> Result<Mask, String> {
     }
     text.split(',').try_fold(Mask::default(), |mask, name| {
         let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
-        let kind = FaultKind::named(name).ok_or_else(|| format!("there is no fault `{name}`; there are {}", known()))?;
+        let kind =
+            FaultKind::named(name).ok_or_else(|| format!("there is no fault `{name}`; there are {}", known()))?;
         Ok(mask.with(kind))
     })
 }

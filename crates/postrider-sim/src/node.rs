@@ -1,11 +1,6 @@
 //! One process: the real parts, put together as the server does, on a simulated store and a simulated network.
 
-use crate::{
-    chance::Chance,
-    receivers::Wire,
-    store::SimStore,
-    world::World,
-};
+use crate::{chance::Chance, receivers::Wire, store::SimStore, world::World};
 use postrider::{
     clock::Clock,
     directory::Directory,
@@ -46,12 +41,8 @@ impl Process {
     pub fn start(world: &Arc<World>, node: usize, life: u32, store: Arc<SimStore>, clock: Clock) -> Self {
         let dynamic: Arc<dyn Store> = Arc::clone(&store) as Arc<dyn Store>;
         let guard = Arc::new(AddressGuard::new(Vec::new()));
-        let directory = Arc::new(Directory::new(
-            Arc::clone(&dynamic),
-            Arc::clone(&world.vault),
-            guard,
-            Arc::new(Layer::default()),
-        ));
+        let directory =
+            Arc::new(Directory::new(Arc::clone(&dynamic), Arc::clone(&world.vault), guard, Arc::new(Layer::default())));
         let tasks = Arc::new(Tasks::default());
         let wire = Arc::new(Wire::new(Arc::clone(world), node));
         let (stop, stopped) = watch::channel(false);

@@ -1,19 +1,12 @@
 //! Those who look after endpoints, and now and then touch something: through the store's verbs, as the API does.
 
-use crate::{
-    chance::Chance,
-    faults::pass,
-    node::Process,
-    receivers::url_of,
-    settings::Settings,
-    world::World,
-};
+use crate::{chance::Chance, faults::pass, node::Process, receivers::url_of, settings::Settings, world::World};
 use postrider::vault::{ActiveSecret, Private};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, policy::DisableReason};
 use postrider_signature::Secret;
 use postrider_store::{
-    Application, By, DeadFilter, DeadKey, Disabled, Endpoint, Expect, Keep, Metadata, PutError, Store, StoreError, Task,
-    TaskKey, TaskKind, TaskStatus,
+    Application, By, DeadFilter, DeadKey, Disabled, Endpoint, Expect, Keep, Metadata, PutError, Store, StoreError,
+    Task, TaskKey, TaskKind, TaskStatus,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -167,12 +160,11 @@ async fn start_task(world: &World, process: &Process, chance: &mut Chance) -> Do
     let endpoint = endpoint.raw();
     let kind = match chance.below(4) {
         0 => TaskKind::Recover { endpoint, since, until },
-        1 => TaskKind::ReplayDead { filter: DeadFilter { endpoint: Some(endpoint), but_cancelled: true, ..DeadFilter::default() } },
-        2 => TaskKind::Cancel { endpoint, before: since },
-        _ => TaskKind::Resume {
-            endpoint,
-            keep: chance.pick(&[Keep::None, Keep::NewestPerKey, Keep::Since(since)]),
+        1 => TaskKind::ReplayDead {
+            filter: DeadFilter { endpoint: Some(endpoint), but_cancelled: true, ..DeadFilter::default() },
         },
+        2 => TaskKind::Cancel { endpoint, before: since },
+        _ => TaskKind::Resume { endpoint, keep: chance.pick(&[Keep::None, Keep::NewestPerKey, Keep::Since(since)]) },
     };
     let task = Task {
         key: TaskKey(process.store.mint(now).await?),

@@ -92,9 +92,7 @@ impl Settings {
             _ => Jitter::Additive(chance.between(0, 100)),
         };
         let treatment = |chance: &mut Chance| {
-            chance
-                .percent(15)
-                .then(|| chance.pick(&[Treatment::Retry, Treatment::Permanent, Treatment::Success]))
+            chance.percent(15).then(|| chance.pick(&[Treatment::Retry, Treatment::Permanent, Treatment::Success]))
         };
         Self {
             ordering: chance.pick(&[Order::Free, Order::Free, Order::Keyed, Order::Keyed, Order::Fifo]),

@@ -125,8 +125,7 @@ pub fn command(run: &Run, planted: Option<&str>) -> String {
             let _ = write!(text, " --{name} {value}");
         }
     }
-    let names: Vec<&str> =
-        FaultKind::ALL.into_iter().filter(|kind| without.has(*kind)).map(FaultKind::name).collect();
+    let names: Vec<&str> = FaultKind::ALL.into_iter().filter(|kind| without.has(*kind)).map(FaultKind::name).collect();
     if !names.is_empty() {
         let _ = write!(text, " --without {}", names.join(","));
     }

@@ -8,7 +8,9 @@ pub enum Temper {
     /// Answers well, but takes its time.
     Slow,
     /// Well for a while and ill for a while.
-    Flapping { every: i64 },
+    Flapping {
+        every: i64,
+    },
     /// Nobody listens.
     Dead,
     /// Takes the request and never answers.
@@ -178,15 +180,26 @@ pub struct Reaction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    Answer { status: u16, wish: Option<Wish> },
+    Answer {
+        status: u16,
+        wish: Option<Wish>,
+    },
     /// The request never arrived.
     Unheard(Fault),
     /// It arrived, and no answer came back. `done`: it counts as taken for the receiver.
-    Cut { done: bool },
+    Cut {
+        done: bool,
+    },
     Silence,
-    Redirect { hops: u8 },
-    Disable { status: u16 },
-    Abort { status: u16 },
+    Redirect {
+        hops: u8,
+    },
+    Disable {
+        status: u16,
+    },
+    Abort {
+        status: u16,
+    },
 }
 
 impl What {

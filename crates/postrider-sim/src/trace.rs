@@ -128,7 +128,10 @@ mod tests {
     #[test]
     fn a_line_reads_as_a_sentence() {
         let line = Line { at: 61_007, node: 2, kind: Kind::Begun, args: [7, 3, 1, 99] };
-        assert_eq!(line.to_string(), "       61.007  node 2  request begins: message 7, endpoint 3, attempt 1, request 99");
+        assert_eq!(
+            line.to_string(),
+            "       61.007  node 2  request begins: message 7, endpoint 3, attempt 1, request 99"
+        );
     }
 
     #[test]

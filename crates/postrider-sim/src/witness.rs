@@ -127,4 +127,3 @@ pub fn messages(database: &Database, look: impl FnOnce(&mut dyn FnMut(i64) -> Op
         });
     });
 }
-

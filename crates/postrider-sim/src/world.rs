@@ -15,7 +15,6 @@ use crate::{
 };
 use postrider::{clock::Clock, ids::IdCodec, vault::Vault};
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
-use postrider_store::Store;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -23,11 +22,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{
-    sync::Notify,
-    task::JoinSet,
-    time::Instant,
-};
+use tokio::{sync::Notify, task::JoinSet, time::Instant};
 
 /// What to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -471,4 +466,3 @@ const DOOM_MAX: Duration = Duration::from_secs(20);
 const OFFERS_MAX: i64 = 400_000;
 const REST_BEFORE: i64 = 30_000;
 const REST_FOR: i64 = 60_000;
-

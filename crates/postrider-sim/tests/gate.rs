@@ -44,8 +44,13 @@ fn nothing_goes_wrong_in_five_hundred_worlds_and_every_situation_is_met() {
     });
     let wrong = wrong.into_inner().expect("nobody panics here");
     assert!(wrong.is_empty(), "{} worlds went wrong:\n{}", wrong.len(), wrong.join("\n"));
-    let never: Vec<&str> =
-        met.into_inner().expect("nobody panics here").never_met().into_iter().map(|situation| situation.text()).collect();
+    let never: Vec<&str> = met
+        .into_inner()
+        .expect("nobody panics here")
+        .never_met()
+        .into_iter()
+        .map(|situation| situation.text())
+        .collect();
     assert!(never.is_empty(), "never met: {never:?}");
     assert!(deliveries.into_inner() > SEEDS * DELIVERIES / 2, "the worlds were too small to say anything");
 }

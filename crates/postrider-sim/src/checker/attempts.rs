@@ -55,7 +55,9 @@ impl Judge {
             post.delivery == place
                 && post.life == life
                 && !post.recorded
-                && post.ended.is_some_and(|(_, answered)| answered.took == took && status_of(&answered) == attempt.status)
+                && post
+                    .ended
+                    .is_some_and(|(_, answered)| answered.took == took && status_of(&answered) == attempt.status)
         };
         let latest = self.deliveries[place].last_post.filter(|post| !resend && fits(&self.posts[*post]));
         let found = latest.or_else(|| {
@@ -65,7 +67,9 @@ impl Judge {
         let Some(post) = found else {
             let status = attempt.status;
             self.object_to("I14", place, || {
-                format!("an attempt is on record (status {status:?}, {took} ms) that no receiver and no request bears out")
+                format!(
+                    "an attempt is on record (status {status:?}, {took} ms) that no receiver and no request bears out"
+                )
             });
             return None;
         };

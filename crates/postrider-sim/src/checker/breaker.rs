@@ -37,13 +37,7 @@ impl Recorded {
 
 impl Judge {
     /// I23: only legal steps, and only by outcomes of real attempts.
-    pub(super) fn check_health(
-        &mut self,
-        place: usize,
-        settlement: &Settlement,
-        health: Health,
-        post: Option<PostId>,
-    ) {
+    pub(super) fn check_health(&mut self, place: usize, settlement: &Settlement, health: Health, post: Option<PostId>) {
         let endpoint = self.deliveries[place].endpoint as usize;
         let before = self.endpoints[endpoint].breaker;
         let key = self.endpoints[endpoint].key;
@@ -66,7 +60,8 @@ impl Judge {
             return;
         };
         // A person set it back while outcomes were on their way: they may have been reckoned from before or after that.
-        let was_reset = self.endpoints[endpoint].reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK);
+        let was_reset =
+            self.endpoints[endpoint].reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK);
         let Some((_, answered)) = self.posts[post].ended else { return };
         let begun = self.posts[post].begun;
         let versions: Vec<Arc<Settings>> = self.endpoints[endpoint]
@@ -80,7 +75,8 @@ impl Judge {
         let resend = settlement.id.trigger == Trigger::Manual;
         // It is reckoned when the answer is heard: at its end, or as much later as it took to read the settings before it.
         let node = self.posts[post].node;
-        let heard_max = if self.was_set_since(node, begun - self.news_slack) { i64::MAX } else { HEARD_MAX + self.news_slack };
+        let heard_max =
+            if self.was_set_since(node, begun - self.news_slack) { i64::MAX } else { HEARD_MAX + self.news_slack };
         let legal = versions.iter().any(|settings| {
             let class = envelope::class_of(&answered, settings);
             let step = Step { before, after, class, failed: envelope::is_failure(&answered, class), resend };
@@ -109,7 +105,10 @@ impl Judge {
         let Some(until) = endpoint.breaker.until else { return };
         // Changed settings may have no breaker any more.
         let excused = self.now - endpoint.changed <= self.news_slack
-            || endpoint.settings_since(self.now, self.news_slack).iter().any(|(_, settings)| settings.breaker.is_none())
+            || endpoint
+                .settings_since(self.now, self.news_slack)
+                .iter()
+                .any(|(_, settings)| settings.breaker.is_none())
             || endpoint.reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK)
             || self.was_just_set(node);
         if excused {
@@ -121,7 +120,9 @@ impl Judge {
             return;
         }
         if engine_begun < until {
-            self.object_to("I23", place, || format!("begun {} ms before the breaker's time was up", until - engine_begun));
+            self.object_to("I23", place, || {
+                format!("begun {} ms before the breaker's time was up", until - engine_begun)
+            });
             return;
         }
         // Half open: one request, whose answer decides. What it decided shows in what is sent before it is written down.
@@ -207,4 +208,3 @@ const HEARD_MAX: i64 = 2_000;
 
 /// Outcomes that were on their way when a person set the health back.
 const RESET_SLACK: i64 = 70_000;
-

@@ -1,9 +1,6 @@
 //! What must hold when one looks at the tables, and when all is over: I1, I2, I4, I8, I29.
 
-use super::{
-    Judge,
-    ledger::State,
-};
+use super::{Judge, ledger::State};
 use crate::{
     config::Mode,
     settings::Order,
@@ -91,11 +88,13 @@ impl Judge {
                 // At worst all are of one key.
                 Order::Keyed | Order::Fifo => 1,
             };
-            let app_open: u64 = self.endpoints.iter().filter(|other| other.app == endpoint.app).map(|other| other.open).sum();
+            let app_open: u64 =
+                self.endpoints.iter().filter(|other| other.app == endpoint.app).map(|other| other.open).sum();
             let by_rate = app_open as i64 * 1_000 / per_second.max(1) + 1_000;
             let by_slots = endpoint.open as i64 * ANSWER_MAX / slots.max(1) + 10_000;
             let cool = settings.breaker.map_or(0, |plan| plan.cool_down_max);
-            latest = latest.max(begin.max(due + skew).max(until + skew) + by_rate + by_slots + cool + settings.timeout * 2);
+            latest =
+                latest.max(begin.max(due + skew).max(until + skew) + by_rate + by_slots + cool + settings.timeout * 2);
         }
         latest
     }

@@ -101,7 +101,9 @@ impl Judge {
                 self.met.met(Sometimes::EventIdTaken);
                 let taken = offer.event_id.is_some_and(|id| self.ingest.event_ids.contains_key(&id));
                 if !taken {
-                    self.object("I27", 0, 0, || format!("offer {number} was refused for an event id that is not stored"));
+                    self.object("I27", 0, 0, || {
+                        format!("offer {number} was refused for an event id that is not stored")
+                    });
                 }
             }
             No::NotNow => self.met.met(Sometimes::TurnedAway),

@@ -1,11 +1,6 @@
 //! What the commits of the database come to: every message, and how each of its deliveries stands.
 
-use super::{
-    Judge,
-    breaker::Recorded,
-    limits::Bucket,
-    wire::PostId,
-};
+use super::{Judge, breaker::Recorded, limits::Bucket, wire::PostId};
 use crate::{
     config::EVENT_TYPES,
     settings::Settings,

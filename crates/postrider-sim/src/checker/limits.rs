@@ -68,7 +68,9 @@ impl Judge {
                 self.met.met(Sometimes::AtItsRate);
             }
             if early > slack {
-                self.object_to("I21", place, || format!("more than {rate} per second to one endpoint, {early} us too early"));
+                self.object_to("I21", place, || {
+                    format!("more than {rate} per second to one endpoint, {early} us too early")
+                });
             }
         }
         let rates = &self.apps[app as usize].rates;
@@ -77,7 +79,9 @@ impl Judge {
         if rate < UNLIMITED {
             let early = self.apps[app as usize].bucket.take(now, rate);
             if early > slack {
-                self.object_to("I21", place, || format!("more than {rate} per second of one application, {early} us too early"));
+                self.object_to("I21", place, || {
+                    format!("more than {rate} per second of one application, {early} us too early")
+                });
             }
         }
     }
@@ -86,7 +90,9 @@ impl Judge {
     /// moment may come out together. That is so only after a change or when lanes have changed hands.
     fn rate_slack(&self, app: u32) -> i64 {
         let lately = self.now - READS_LATELY;
-        let read_anew = self.apps[app as usize].changed >= lately || self.changed_hands_at(app) >= lately || self.started_lately(lately);
+        let read_anew = self.apps[app as usize].changed >= lately
+            || self.changed_hands_at(app) >= lately
+            || self.started_lately(lately);
         if read_anew { 1_000 * READS_LATELY } else { 1_000 + ROUNDING }
     }
 

@@ -131,12 +131,14 @@ impl Judge {
             (true, _) | (_, true) => 3_000,
         };
         let frozen = if has(FaultKind::PauseShort) { 10_000 } else { 0 };
-        let news_slack = READS_OF_AN_APP * read + frozen + match config.sharing {
-            // Announced within the process, in the order of commits.
-            Sharing::Alone => 2,
-            // The news may be lost, and then the next beat brings it; or the node is cut off, and then its lease ends.
-            Sharing::Many { lease, beat } => lease + 3 * beat + 2_000,
-        };
+        let news_slack = READS_OF_AN_APP * read
+            + frozen
+            + match config.sharing {
+                // Announced within the process, in the order of commits.
+                Sharing::Alone => 2,
+                // The news may be lost, and then the next beat brings it; or the node is cut off, and then its lease ends.
+                Sharing::Many { lease, beat } => lease + 3 * beat + 2_000,
+            };
         Self {
             trace: Trace::new(keep_trace),
             met: Tally::default(),
@@ -300,7 +302,12 @@ impl Judge {
             None => {
                 self.app_by_key.insert(key, self.apps.len() as u32);
                 let shard = Shard::of(AppKey::new(key)).number();
-                self.apps.push(ledger::App { shard, rates: vec![(now, rate)], changed: now, bucket: Bucket::default() });
+                self.apps.push(ledger::App {
+                    shard,
+                    rates: vec![(now, rate)],
+                    changed: now,
+                    bucket: Bucket::default(),
+                });
             }
         }
     }

@@ -28,7 +28,9 @@ impl Judge {
         waiting.insert((key, delivery as u32));
         if is_behind && self.deliveries[delivery].requeued.is_none() {
             let endpoint = self.endpoints[endpoint as usize].key;
-            self.object("I18", key, endpoint, || "committed behind one of the same key that has a greater number".to_owned());
+            self.object("I18", key, endpoint, || {
+                "committed behind one of the same key that has a greater number".to_owned()
+            });
         }
     }
 
@@ -70,18 +72,19 @@ impl Judge {
         }
         let Some(waiting) = self.lines.of.get(&(delivery.endpoint, line)) else { return };
         let mine = delivery.changed.max(message.at);
-        let earlier = waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
-            match self.deliveries[*earlier].requeued {
-                None => true,
-                Some(at) => mine > at + self.news_slack,
-            }
-        });
+        let earlier =
+            waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
+                match self.deliveries[*earlier].requeued {
+                    None => true,
+                    Some(at) => mine > at + self.news_slack,
+                }
+            });
+        let (behind, accepted_at, app) = (waiting.len() > 1, message.at, endpoint.app);
         if let Some(earlier) = earlier {
             let before = self.messages[self.deliveries[earlier].message as usize].key;
             self.object_to("I18", place, || format!("begun before message {before} of the same key had ended"));
         }
-        let behind = waiting.len() > 1;
-        let taken_over = self.changed_hands_at(endpoint.app) > message.at;
+        let taken_over = self.changed_hands_at(app) > accepted_at;
         if behind && taken_over {
             self.met.met(Sometimes::KeyHeldAcrossTakeOver);
         }

@@ -50,7 +50,9 @@ impl Judge {
                         && (owner, before) != (node, tenure)
                     {
                         self.object("I16", 0, 0, || {
-                            format!("shard {shard} was given to node {node} while it was node {owner}'s (tenure {before})")
+                            format!(
+                                "shard {shard} was given to node {node} while it was node {owner}'s (tenure {before})"
+                            )
                         });
                     }
                     self.owners.of[shard] = Some((node, tenure));
@@ -120,7 +122,8 @@ impl Judge {
         match self.owners.of[shard] {
             Some(owner) if owner == (node, self.owners.tenures[node]) => {}
             owner => {
-                let whose = owner.map_or("nobody's".to_owned(), |(owner, tenure)| format!("node {owner}'s (tenure {tenure})"));
+                let whose =
+                    owner.map_or("nobody's".to_owned(), |(owner, tenure)| format!("node {owner}'s (tenure {tenure})"));
                 self.object_to("I16", delivery, || format!("begun by node {node} while shard {shard} was {whose}"));
             }
         }

@@ -1,9 +1,6 @@
 //! Requests, as they were begun, as receivers saw them and as they ended: I5, I6, I9, I13, I16, I17.
 
-use super::{
-    EPOCH, Judge,
-    ledger::State,
-};
+use super::{EPOCH, Judge, ledger::State};
 use crate::{
     settings::Order,
     sometimes::Sometimes,
@@ -102,7 +99,9 @@ impl Judge {
     pub fn begun(&mut self, begun: &Begun) -> Option<PostId> {
         let post = self.posts.len();
         let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.number == begun.receiver) else {
-            self.object("I5", begun.message, 0, || format!("a request to receiver {}, who has no endpoint", begun.receiver));
+            self.object("I5", begun.message, 0, || {
+                format!("a request to receiver {}, who has no endpoint", begun.receiver)
+            });
             return None;
         };
         let key = endpoint.key;
@@ -161,9 +160,9 @@ impl Judge {
             return false;
         }
         let own_is_due = delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due;
-        let own_is_under_way = delivery
-            .last_post
-            .is_some_and(|post| !self.posts[post].resend && self.posts[post].ended.is_none() && !self.posts[post].abandoned);
+        let own_is_under_way = delivery.last_post.is_some_and(|post| {
+            !self.posts[post].resend && self.posts[post].ended.is_none() && !self.posts[post].abandoned
+        });
         !own_is_due || own_is_under_way || self.endpoints[delivery.endpoint as usize].latest().ordering != Order::Free
     }
 
