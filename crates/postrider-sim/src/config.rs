@@ -124,7 +124,7 @@ impl Config {
             .map(|number| EndpointPlan::draw(seed, number as u64, apps, &load, overrides, long))
             .collect();
         let mut fault_chance = Chance::new(seed, "fault plan", 0);
-        let quiet = fault_chance.percent(12);
+        let quiet = fault_chance.percent(20);
         let busy = fault_chance.pick(&[15, 40, 70]);
         let faults = FaultKind::ALL
             .into_iter()

@@ -48,6 +48,7 @@ impl Judge {
         let after = Recorded { written: self.now, streak: health.permanent_streak, ..after };
         let moved = (before.failures, before.trips, before.until) != (after.failures, after.trips, after.until);
         self.endpoints[endpoint].breaker = after;
+        self.endpoints[endpoint].ease.hindered |= before.is_open() || after.is_open();
         if (before.trips, before.until) != (after.trips, after.until) {
             self.endpoints[endpoint].probe = None;
         }

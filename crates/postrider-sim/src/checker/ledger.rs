@@ -57,6 +57,8 @@ pub struct Delivery {
     pub evidence: Option<u16>,
     /// Requests that were begun and neither recorded nor explained yet.
     pub unrecorded: u32,
+    /// Since when nothing of its key has been before it.
+    pub first_at: i64,
     /// When it was last put on its way again, in true time.
     pub requeued: Option<i64>,
     /// The last request of its own schedule.
@@ -92,6 +94,7 @@ pub struct Endpoint {
     pub live: Vec<PostId>,
     pub open: u64,
     pub loads: super::rest::Loads,
+    pub ease: super::fairness::Ease,
 }
 
 impl Endpoint {
@@ -113,12 +116,16 @@ impl Endpoint {
             live: Vec::new(),
             open: 0,
             loads: Default::default(),
+            ease: Default::default(),
         }
     }
 
     pub fn set_parked(&mut self, parked: bool, now: i64) {
         match (self.parked, parked) {
-            (None, true) => self.parked = Some(now),
+            (None, true) => {
+                self.parked = Some(now);
+                self.ease.hindered = true;
+            }
             (Some(_), false) => {
                 self.parked = None;
                 self.freed = Some(now);
@@ -179,6 +186,7 @@ impl Judge {
                 recalled: false,
                 evidence: None,
                 unrecorded: 0,
+                first_at: self.now,
                 requeued: None,
                 last_post: None,
             });

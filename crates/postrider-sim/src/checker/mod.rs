@@ -8,6 +8,7 @@ mod attempts;
 mod breaker;
 mod ending;
 mod envelope;
+mod fairness;
 mod ingest;
 mod ledger;
 mod limits;
@@ -94,6 +95,8 @@ pub struct Judge {
     owners: ownership::Owners,
     ingest: ingest::Requests,
     lines: order::Lines,
+    /// There are faults on our side.
+    troubled: bool,
     /// When a process was last started.
     last_start: Option<i64>,
     /// How long a node may not know what another one has committed, or a person through it.
@@ -162,6 +165,7 @@ impl Judge {
             owners: ownership::Owners::new(config.sharing, config.nodes),
             ingest: ingest::Requests::default(),
             lines: order::Lines::default(),
+            troubled: config.faults.iter().any(|(kind, _)| kind.is_ours()),
             last_start: None,
             news_slack,
             config,

@@ -50,8 +50,10 @@ impl Judge {
             (Order::Keyed, Some(order)) => order,
             (Order::Fifo, _) => ALL,
         };
-        if let Some(waiting) = self.lines.of.get_mut(&(record.endpoint, line)) {
-            waiting.remove(&(message.key, delivery as u32));
+        let Some(waiting) = self.lines.of.get_mut(&(record.endpoint, line)) else { return };
+        waiting.remove(&(message.key, delivery as u32));
+        if let Some((_, next)) = waiting.first().copied() {
+            self.deliveries[next as usize].first_at = self.now;
         }
     }
 

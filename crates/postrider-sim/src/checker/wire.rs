@@ -149,7 +149,11 @@ impl Judge {
         }
         self.deliveries[delivery].unrecorded += 1;
         let endpoint = self.deliveries[delivery].endpoint as usize;
+        if !resend {
+            self.check_in_time(post);
+        }
         self.endpoints[endpoint].live.push(post);
+        self.note_saturation(endpoint);
         Some(post)
     }
 
@@ -190,8 +194,9 @@ impl Judge {
     }
 
     fn off_the_wire(&mut self, post: PostId) {
-        let endpoint = &mut self.endpoints[self.deliveries[self.posts[post].delivery].endpoint as usize];
-        endpoint.live.retain(|live| *live != post);
+        let endpoint = self.deliveries[self.posts[post].delivery].endpoint as usize;
+        self.note_saturation(endpoint);
+        self.endpoints[endpoint].live.retain(|live| *live != post);
     }
 
     pub(super) fn keys_of(&self, delivery: usize) -> (i64, i64) {
@@ -231,7 +236,9 @@ impl Judge {
         let Some(invariant) = ended.filter(|_| !resend) else {
             // I9, I14: the number that it carries is the number of attempts on record, and one.
             let expected = delivery.attempts + 1;
-            if !resend && number != expected {
+            // A lane may hold the cycle before until it hears of the new one.
+            let begun_anew = delivery.requeued.is_some_and(|at| self.now - at <= self.news_slack);
+            if !resend && number != expected && !begun_anew {
                 self.object_to("I9", place, || format!("attempt {number} was begun, and it should be {expected}"));
             }
             return;
