@@ -14,7 +14,7 @@ use postrider_engine::{
     policy::DeathReason,
 };
 use postrider_store::{Backlog, Cancelled, Committed, DeadKey, PutError};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Deliveries of deleted endpoints moved to the dead letters in one go.
 const BURY_STEP: usize = 500;
@@ -31,7 +31,8 @@ pub fn cancel_message(
 ) -> u64 {
     let Some(row) = batch.tables.messages.get(&message).filter(|row| row.app == app) else { return 0 };
     let mut cancelled = 0;
-    for owed_to in row.owed.to_vec() {
+    let owed = Arc::clone(&row.owed);
+    for owed_to in owed.iter().copied() {
         if endpoint.is_none_or(|endpoint| endpoint == owed_to) && cancel(batch, owed_to, message, at) {
             batch.announce(Committed::Cancelled { endpoint: owed_to, which: Cancelled::One(message) });
             cancelled += 1;

@@ -35,8 +35,13 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> bool
     more |= forget_answers(batch.tables, now.minus(retention.idempotency));
     more |= retire_dead_letters(batch.tables, dead_before);
     more |= forget_tasks(batch.tables, attempts_before);
-    more |= forget_payloads(batch, payloads_before);
-    forget_attempts(batch.tables, attempts_before);
+    // Where they are kept as long as the rest, they go with it.
+    if payloads_before > all_before {
+        more |= forget_payloads(batch, payloads_before);
+    }
+    if attempts_before > all_before {
+        forget_attempts(batch.tables, attempts_before);
+    }
     forget_counters(batch, all_before);
     more |= forget_messages(batch, all_before);
     more
