@@ -111,7 +111,9 @@ impl Judge {
                 .iter()
                 .any(|(_, settings)| settings.breaker.is_none())
             || endpoint.reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK)
-            || self.was_just_set(node);
+            || self.was_just_set(node)
+            // Its settings had to be read first, and meanwhile the breaker opened.
+            || self.reads_anew(endpoint.app);
         if excused {
             return;
         }

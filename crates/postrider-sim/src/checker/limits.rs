@@ -94,7 +94,7 @@ impl Judge {
 
     /// A request is begun as soon as its turn has come, unless its endpoint's settings have to be read first: then those of a
     /// moment may come out together. That is so only after a change or when lanes have changed hands.
-    fn reads_anew(&self, app: u32) -> bool {
+    pub(super) fn reads_anew(&self, app: u32) -> bool {
         let lately = self.now - self.news_slack.max(READS_LATELY);
         self.apps[app as usize].changed >= lately || self.changed_hands_at(app) >= lately || self.started_lately(lately)
     }

@@ -64,8 +64,10 @@ impl Judge {
     /// before the answer to its own commit, and overtakes what that commit handed over.
     fn is_known_race(&self, earlier: usize, post: PostId) -> bool {
         let (owner, place) = (self.posts[post].node, self.posts[post].delivery);
-        let (before, after) =
-            (&self.messages[self.deliveries[earlier].message as usize], &self.messages[self.deliveries[place].message as usize]);
+        let (before, after) = (
+            &self.messages[self.deliveries[earlier].message as usize],
+            &self.messages[self.deliveries[place].message as usize],
+        );
         before.node == owner && after.node != owner && self.now - before.at <= KNOWN_RACE
     }
 
