@@ -32,7 +32,8 @@ impl Judge {
         let delivery = &self.deliveries[place];
         let endpoint = &self.endpoints[delivery.endpoint as usize];
         let settings = endpoint.latest();
-        let limited = settings.rate.is_some() || self.apps[endpoint.app as usize].rates.iter().any(|(_, rate)| rate.is_some());
+        let limited =
+            settings.rate.is_some() || self.apps[endpoint.app as usize].rates.iter().any(|(_, rate)| rate.is_some());
         if limited || endpoint.ease.hindered || endpoint.breaker.is_open() || endpoint.versions.len() > 1 {
             return;
         }
