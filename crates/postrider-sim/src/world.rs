@@ -46,8 +46,24 @@ pub struct Outcome {
     pub trace: Vec<Line>,
 }
 
-/// Runs one seed to its end.
+/// Runs one seed to its end. Whoever panics has violated something as well.
 pub fn run(run: Run) -> Outcome {
+    std::panic::catch_unwind(|| live_once(run)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let text = said.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default();
+        Outcome {
+            run,
+            violations: vec![Violation { invariant: "panic", at: 0, message: 0, endpoint: 0, text }],
+            counts: Counts::default(),
+            met: Tally::default(),
+            hash: 0,
+            lines: 0,
+            trace: Vec::new(),
+        }
+    })
+}
+
+fn live_once(run: Run) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

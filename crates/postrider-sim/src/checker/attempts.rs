@@ -209,7 +209,7 @@ impl Judge {
             self.object_to("I10", place, || format!("begun {} ms after the end of its time", started - end));
         }
         let due = self.deliveries[place].due;
-        if started < due && !self.was_set_since(node, begun - JUST_BEFORE) {
+        if started < due && due > self.clocks[node].latest && !self.was_set_since(node, begun - JUST_BEFORE) {
             self.object_to("I12", place, || format!("begun {} ms before it was due", due - started));
         }
     }
@@ -218,7 +218,8 @@ impl Judge {
     pub(super) fn check_due(&mut self, post: PostId) {
         let Post { delivery: place, engine_begun, node, .. } = self.posts[post];
         let due = self.deliveries[place].due;
-        if engine_begun < due && self.deliveries[place].state == State::Open && !self.was_just_set(node) {
+        let early = engine_begun < due && due > self.clocks[node].latest;
+        if early && self.deliveries[place].state == State::Open && !self.was_just_set(node) {
             let invariant = if self.deliveries[place].attempts > 0 { "I11" } else { "I12" };
             self.object_to(invariant, place, || format!("begun {} ms before it was due", due - engine_begun));
         }

@@ -15,6 +15,8 @@ pub struct MessageRecord {
     pub key: i64,
     pub number: u64,
     pub app: u32,
+    /// Who accepted it.
+    pub node: usize,
     pub order: Option<i64>,
     /// When it was committed, in true time.
     pub at: i64,
@@ -156,7 +158,7 @@ impl Judge {
         let app = self.app_by_key.get(&new.app.raw()).copied().unwrap_or(0);
         // Whoever sends it may have a clock that is behind the one by which it was accepted; only a wish to wait binds.
         let later = new.content.deliver_at.filter(|later| *later > new.at).map(|later| later.as_millis());
-        let (due, queued_at) = (later.unwrap_or(i64::MIN), later.unwrap_or_else(|| time_of_key(key).as_millis()));
+        let (due, queued_at) = (later.unwrap_or(0), later.unwrap_or_else(|| time_of_key(key).as_millis()));
         if self.by_key.insert(key, place).is_some() {
             self.object("I8", key, 0, || "two messages were stored under one key".to_owned());
         }
@@ -194,7 +196,7 @@ impl Judge {
             self.line_up(delivery, order, key);
         }
         let owed = self.deliveries.len() as u32 - first;
-        self.messages.push(MessageRecord { key, number, app, order, at: self.now, first, owed });
+        self.messages.push(MessageRecord { key, number, app, node, order, at: self.now, first, owed });
         self.counts.accepted += 1;
         self.counts.deliveries += u64::from(owed);
         self.check_fan_out(place, new);

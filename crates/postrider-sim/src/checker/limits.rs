@@ -12,10 +12,15 @@ pub struct Bucket {
 
 impl Bucket {
     /// Takes one; says by how many microseconds it was too early.
-    fn take(&mut self, now: i64, rate: u32) -> i64 {
+    fn take(&mut self, now: i64, rate: u32, read_anew: bool) -> i64 {
         let now = now * 1_000;
         self.full_at = self.full_at.max(now) + 1_000_000 / i64::from(rate.max(1));
-        self.full_at - now - 1_000_000
+        let early = self.full_at - now - 1_000_000;
+        // What came out later than its turn was is not held against those that follow.
+        if read_anew {
+            self.full_at = self.full_at.min(now + 1_000_000);
+        }
+        early
     }
 
     /// A clock was set: what it was filled by is not what it is emptied by.
@@ -53,7 +58,8 @@ impl Judge {
         let place = self.posts[post].delivery;
         let at = self.deliveries[place].endpoint as usize;
         let app = self.endpoints[at].app;
-        let slack = self.rate_slack(app);
+        let read_anew = self.reads_anew(app);
+        let slack = if read_anew { i64::MAX } else { 1_000 + ROUNDING };
         let since = self.now - self.news_slack;
         let rate = self.endpoints[at]
             .settings_since(self.now, self.news_slack)
@@ -63,7 +69,7 @@ impl Judge {
             .unwrap_or(UNLIMITED);
         let now = self.now;
         if rate < UNLIMITED {
-            let early = self.endpoints[at].bucket.take(now, rate);
+            let early = self.endpoints[at].bucket.take(now, rate, read_anew);
             if early > -1_000_000 / i64::from(rate) {
                 self.met.met(Sometimes::AtItsRate);
             }
@@ -77,7 +83,7 @@ impl Judge {
         let from = rates.iter().rposition(|(at, _)| *at < since).unwrap_or(0);
         let rate = rates[from..].iter().map(|(_, rate)| rate.unwrap_or(UNLIMITED)).max().unwrap_or(UNLIMITED);
         if rate < UNLIMITED {
-            let early = self.apps[app as usize].bucket.take(now, rate);
+            let early = self.apps[app as usize].bucket.take(now, rate, read_anew);
             if early > slack {
                 self.object_to("I21", place, || {
                     format!("more than {rate} per second of one application, {early} us too early")
@@ -88,12 +94,9 @@ impl Judge {
 
     /// A request is begun as soon as its turn has come, unless its endpoint's settings have to be read first: then those of a
     /// moment may come out together. That is so only after a change or when lanes have changed hands.
-    fn rate_slack(&self, app: u32) -> i64 {
-        let lately = self.now - READS_LATELY;
-        let read_anew = self.apps[app as usize].changed >= lately
-            || self.changed_hands_at(app) >= lately
-            || self.started_lately(lately);
-        if read_anew { 1_000 * READS_LATELY } else { 1_000 + ROUNDING }
+    fn reads_anew(&self, app: u32) -> bool {
+        let lately = self.now - self.news_slack.max(READS_LATELY);
+        self.apps[app as usize].changed >= lately || self.changed_hands_at(app) >= lately || self.started_lately(lately)
     }
 
     fn started_lately(&self, since: i64) -> bool {

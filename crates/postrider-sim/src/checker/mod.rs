@@ -109,6 +109,8 @@ struct Offset {
     set_at: Option<i64>,
     /// Offset before it was last set.
     before: i64,
+    /// The latest that it has said. What was due by then stays due, though it was set back.
+    latest: i64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -271,7 +273,8 @@ impl Judge {
     pub fn clock_set(&mut self, node: usize, offset: i64) {
         let clock = &mut self.clocks[node];
         let by = offset - clock.now;
-        *clock = Offset { now: offset, set_at: Some(self.now), before: clock.now };
+        let latest = clock.latest.max(EPOCH + self.now + clock.now);
+        *clock = Offset { now: offset, set_at: Some(self.now), before: clock.now, latest };
         self.note(node as i8, Kind::ClockSet, [0, 0, by, 0]);
         for endpoint in &mut self.endpoints {
             endpoint.bucket.forget();

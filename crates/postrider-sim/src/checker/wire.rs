@@ -158,9 +158,14 @@ impl Judge {
     }
 
     /// A resend counts its attempts by itself: it is taken for one if one was asked for, and the number is the first.
-    fn is_resend(&self, delivery: usize, attempt: u32, engine_begun: i64) -> bool {
-        let delivery = &self.deliveries[delivery];
+    fn is_resend(&self, place: usize, attempt: u32, engine_begun: i64) -> bool {
+        let delivery = &self.deliveries[place];
         if !delivery.resend || attempt != 1 {
+            return false;
+        }
+        // Of two at a time, one is the resend and one is not.
+        let live = &self.endpoints[delivery.endpoint as usize].live;
+        if live.iter().any(|other| self.posts[*other].delivery == place && self.posts[*other].resend && !self.posts[*other].abandoned) {
             return false;
         }
         let own_is_due = delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due;
