@@ -100,6 +100,7 @@ impl Database {
             memory: Mutex::new(Memory::new(used)),
             jobs: Notify::new(),
             ears: Arc::new(Ears::default()),
+            told: Notify::new(),
             committed: announce,
         });
         match self.0.sharing {

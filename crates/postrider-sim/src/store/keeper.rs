@@ -183,8 +183,8 @@ impl Keeper {
             };
             let is_stuck = taken.is_empty() && read.ids.is_empty();
             // What ends a delivery comes after its message.
-            self.node.tell(taken);
-            self.node.tell(read.news);
+            self.node.tell_in_order(taken);
+            self.node.tell_in_order(read.news);
             self.passed_on = read.ids;
             if !read.more || is_stuck {
                 return Ok(());

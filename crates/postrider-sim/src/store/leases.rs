@@ -176,6 +176,7 @@ impl Memory {
         self.standing.lease_until = None;
         self.standing.heard.clear();
         self.outstanding = Outstanding::default();
+        self.commits.kept.clear();
         ended
     }
 }

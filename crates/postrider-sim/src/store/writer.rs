@@ -173,7 +173,16 @@ impl Writer {
     }
 
     /// Writes a batch, again if it must be, and tells everyone.
-    async fn write(&mut self, mut jobs: Vec<Job>) {
+    async fn write(&mut self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        self.node.begin_commit();
+        self.write_and_tell(jobs).await;
+        self.node.end_commit();
+    }
+
+    async fn write_and_tell(&mut self, mut jobs: Vec<Job>) {
         let mut tries = 0;
         loop {
             self.refuse_outdated(&mut jobs);
