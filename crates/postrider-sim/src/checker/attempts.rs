@@ -28,7 +28,11 @@ impl Judge {
         let kind = if is_void { Kind::Void } else { Kind::Settled };
         let args = [message, endpoint, settlement.progress.attempts.into(), next_code(settlement.next)];
         self.note(node as i8, kind, args);
-        self.check_fence(place, node, tenure);
+        // The lanes of a deleted endpoint are nobody's, and whoever has one only ends what is in it.
+        let gone = self.endpoints[self.deliveries[place].endpoint as usize].gone.is_some();
+        if settlement.attempt.is_some() || !gone {
+            self.check_fence(place, node, tenure);
+        }
         let post = settlement.attempt.as_ref().and_then(|attempt| self.match_attempt(place, node, resend, attempt));
         if let Some(step) = settlement.health {
             self.check_health(place, settlement, step, post);
@@ -59,10 +63,15 @@ impl Judge {
                     .ended
                     .is_some_and(|(_, answered)| answered.took == took && status_of(&answered) == attempt.status)
         };
-        let latest = self.deliveries[place].last_post.filter(|post| !resend && fits(&self.posts[*post]));
+        let started = attempt.started_at.as_millis();
+        let is_likely = |post: &Post| post.resend == resend && post.engine_begun >= started;
+        let latest = self.deliveries[place].last_post.filter(|post| fits(&self.posts[*post]) && is_likely(&self.posts[*post]));
         let found = latest.or_else(|| {
             let from = self.posts.len().saturating_sub(LOOK_BACK);
-            (from..self.posts.len()).find(|post| fits(&self.posts[*post]))
+            let fitting = || (from..self.posts.len()).filter(|post| fits(&self.posts[*post]));
+            // Which of two at a time is the resend cannot always be told when they are begun.
+            let in_time = fitting().find(|post| self.posts[*post].engine_begun >= started);
+            fitting().find(|post| is_likely(&self.posts[*post])).or(in_time).or_else(|| fitting().next())
         });
         let Some(post) = found else {
             let status = attempt.status;
@@ -78,7 +87,6 @@ impl Judge {
         self.posts[post].resend = resend;
         self.deliveries[place].unrecorded -= 1;
         let engine_begun = self.posts[post].engine_begun;
-        let started = attempt.started_at.as_millis();
         // Its settings may have had to be read first; it never claims to have begun after it did.
         if started > engine_begun && !self.was_set_since(node, self.posts[post].begun - JUST_BEFORE) {
             self.object_to("I12", place, || format!("recorded as begun {} ms after it was", started - engine_begun));

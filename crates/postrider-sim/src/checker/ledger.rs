@@ -206,7 +206,9 @@ impl Judge {
     /// moment ago may not have been heard of by the node that took it in (where the store does not count changes).
     fn check_fan_out(&mut self, place: u32, new: &NewMessage) {
         let (app, key) = (self.messages[place as usize].app, self.messages[place as usize].key);
-        if self.now - self.apps[app as usize].changed <= self.news_slack {
+        // Whom it is owed to is worked out before it is queued to be written.
+        let queued = if self.troubled { QUEUED_MAX } else { 4 * self.config.write.1 };
+        if self.now - self.apps[app as usize].changed <= self.news_slack + queued {
             return;
         }
         let event_type = new.content.event_type.strip_prefix("type.").and_then(|text| text.parse::<usize>().ok());
@@ -316,6 +318,9 @@ impl Judge {
         self.leave_line(place);
     }
 }
+
+/// How long a message may be queued before it is written or refused, under trouble.
+const QUEUED_MAX: i64 = 20_000;
 
 /// The first eight bytes of every payload are the producer's number.
 pub fn number_in(payload: &[u8]) -> u64 {
