@@ -65,7 +65,8 @@ impl Judge {
         };
         let started = attempt.started_at.as_millis();
         let is_likely = |post: &Post| post.resend == resend && post.engine_begun >= started;
-        let latest = self.deliveries[place].last_post.filter(|post| fits(&self.posts[*post]) && is_likely(&self.posts[*post]));
+        let latest =
+            self.deliveries[place].last_post.filter(|post| fits(&self.posts[*post]) && is_likely(&self.posts[*post]));
         let found = latest.or_else(|| {
             let from = self.posts.len().saturating_sub(LOOK_BACK);
             let fitting = || (from..self.posts.len()).filter(|post| fits(&self.posts[*post]));

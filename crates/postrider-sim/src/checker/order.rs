@@ -10,9 +10,6 @@ pub struct Lines {
     of: QuickMap<(u32, i64), BTreeSet<(i64, u32)>>,
 }
 
-/// As long as a commit's answer may take.
-const KNOWN_RACE: i64 = 12_000;
-
 /// The line of an endpoint that gets everything in order.
 const ALL: i64 = i64::MIN;
 

@@ -165,7 +165,9 @@ impl Judge {
         }
         // Of two at a time, one is the resend and one is not.
         let live = &self.endpoints[delivery.endpoint as usize].live;
-        if live.iter().any(|other| self.posts[*other].delivery == place && self.posts[*other].resend && !self.posts[*other].abandoned) {
+        if live.iter().any(|other| {
+            self.posts[*other].delivery == place && self.posts[*other].resend && !self.posts[*other].abandoned
+        }) {
             return false;
         }
         let own_is_due = delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due;
