@@ -122,8 +122,8 @@ bugs! {
     UnfencedSettlement = "unfenced-settlement",
     /// A lost answer makes a settlement be written twice.
     SettledTwice = "settled-twice",
-    /// A message is answered for before it is written.
-    AnsweredBeforeCommit = "answered-before-commit",
+    /// A message is answered for although its commit has failed.
+    RefusedCommitAnswered = "refused-commit-answered",
     /// A message is stored without the last of those that it is owed to.
     FanOutCutShort = "fan-out-cut-short",
     /// A message is handed over and given rows as well.
@@ -142,8 +142,8 @@ bugs! {
     DeliveredUndone = "delivered-undone",
     /// A dead letter that is replayed stays a dead letter as well.
     ReplayedTwice = "replayed-twice",
-    /// A lease is granted while another node still has it.
-    LeaseGrantedTwice = "lease-granted-twice",
+    /// A node is declared dead while its lease still runs.
+    BuriedTooSoon = "buried-too-soon",
 }
 
 #[cfg(feature = "planted")]

@@ -10,9 +10,6 @@ pub struct Lines {
     of: QuickMap<(u32, i64), BTreeSet<(i64, u32)>>,
 }
 
-/// As long as a commit's answer may take.
-const KNOWN_RACE: i64 = 12_000;
-
 /// The line of an endpoint that gets everything in order.
 const ALL: i64 = i64::MIN;
 
@@ -60,17 +57,6 @@ impl Judge {
         }
     }
 
-    /// Found by this check, and to be taken out again when it is mended: what another node accepted may be heard of by the owner
-    /// before the answer to its own commit, and overtakes what that commit handed over.
-    fn is_known_race(&self, earlier: usize, post: PostId) -> bool {
-        let (owner, place) = (self.posts[post].node, self.posts[post].delivery);
-        let (before, after) = (
-            &self.messages[self.deliveries[earlier].message as usize],
-            &self.messages[self.deliveries[place].message as usize],
-        );
-        before.node == owner && after.node != owner && self.now - before.at <= KNOWN_RACE
-    }
-
     /// I18: no attempt of a later message is begun before the earlier one has ended. What a person puts on its way again comes
     /// before all that follows it from then on; only what was in its lane's memory already may pass it.
     pub(super) fn check_order(&mut self, post: PostId) {
@@ -91,7 +77,7 @@ impl Judge {
         let earlier =
             waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
                 match self.deliveries[*earlier].requeued {
-                    None => !self.is_known_race(*earlier, post),
+                    None => true,
                     Some(at) => mine > at + self.news_slack,
                 }
             });

@@ -11,6 +11,7 @@ use super::{
 use postrider_engine::{
     EndpointKey, MessageKey, OrderKey, Timestamp,
     keys::{first_key_at, time_of_key},
+    planted::{Bug, planted},
 };
 use postrider_store::{
     AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, Shard,
@@ -18,11 +19,12 @@ use postrider_store::{
 use std::sync::Arc;
 
 /// `key`: one that was made before the transaction began; where there is one process it is made here.
-pub fn accept(batch: &mut Batch<'_>, key: Option<i64>, message: NewMessage) -> Result<Accepted, AcceptError> {
+pub fn accept(batch: &mut Batch<'_>, key: Option<i64>, mut message: NewMessage) -> Result<Accepted, AcceptError> {
     if let Some(idempotency) = &message.idempotency
         && let Some(earlier) = accepted_before(batch, idempotency, message.at)
     {
-        return if idempotency.chosen && earlier.request != idempotency.request {
+        let is_same = earlier.request == idempotency.request || planted(Bug::KeyReuseAccepted);
+        return if idempotency.chosen && !is_same {
             Err(AcceptError::KeyReused)
         } else {
             Ok(Accepted::Before(earlier.message))
@@ -38,6 +40,9 @@ pub fn accept(batch: &mut Batch<'_>, key: Option<i64>, message: NewMessage) -> R
         && batch.tables.living_application(message.app).is_none_or(|row| row.generation != read_at)
     {
         return Err(AcceptError::Outdated);
+    }
+    if planted(Bug::FanOutCutShort) {
+        message.owed.pop();
     }
     let order = message.content.ordering_key.as_deref().map(OrderKey::of);
     let key = key_for(batch, key, &message, order);
@@ -172,6 +177,9 @@ fn hand_out(batch: &mut Batch<'_>, letter: Arc<Letter>, message: NewMessage, beh
             Kind::Many => To::Owner(shard),
         };
         batch.written.events.push(Event { to, what: Committed::Waiting { endpoint, due } });
+    }
+    for endpoint in handed.iter().filter(|_| planted(Bug::DoubleFanOut)) {
+        batch.tables.start_waiting(scheduled(*endpoint, key), order, message.at, Cycle::First);
     }
     if !handed.is_empty() {
         batch.hand_over(key, handed.clone());

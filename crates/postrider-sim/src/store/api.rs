@@ -125,14 +125,18 @@ impl Store for SimStore {
         limit: usize,
     ) -> Result<Loaded, StoreError> {
         let number = self.node.number;
-        self.node
+        let loaded = self
+            .node
             .read(|state| {
                 let loaded = load::load(&state.tables, endpoint, ordering, now, limit);
                 let count = loaded.deliveries.len();
                 state.tables.gallery.tell_of(number, &super::witness::Seen::Loaded { endpoint, count });
                 loaded
             })
-            .await
+            .await;
+        // A row of another node may be among them, behind a message of this one whose commit is not known here yet.
+        self.node.told_of_commits().await;
+        loaded
     }
 
     async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {

@@ -9,7 +9,10 @@ use super::{
     weather::{Sky, Weather},
 };
 use postrider::clock::Clock;
-use postrider_engine::{EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{
+    EndpointKey, MessageKey, Timestamp,
+    planted::{Bug, planted},
+};
 use postrider_store::{Shards, StoreError, Tenure};
 use std::{
     collections::BTreeMap,
@@ -87,6 +90,9 @@ impl Database {
             return Err(StoreError::Unreachable("the connection is cut".to_owned()));
         }
         let (announce, committed) = mpsc::unbounded_channel();
+        if planted(Bug::KeysForgotten) {
+            self.0.state().tables.repeats.clear();
+        }
         let used = self.look(|tables, _| tables.minted);
         let opened = Arc::new(Node {
             number: node,
@@ -94,6 +100,7 @@ impl Database {
             memory: Mutex::new(Memory::new(used)),
             jobs: Notify::new(),
             ears: Arc::new(Ears::default()),
+            told: Notify::new(),
             committed: announce,
         });
         match self.0.sharing {
@@ -220,6 +227,9 @@ impl State {
 pub fn give_rows(tables: &mut Tables, through: i64, shards: Shards, due: impl Fn(MessageKey) -> Timestamp) -> u64 {
     let past = (Bound::Excluded(MessageKey::new(through)), Bound::Unbounded);
     let mut found = Vec::new();
+    if planted(Bug::HandOffsLost) {
+        return 0;
+    }
     for (message, row) in tables.messages.range(past).filter(|(_, row)| shards.has_lanes_of(row.app)) {
         let without = row.owed.iter().filter(|endpoint| tables.has_no_row(row, **endpoint));
         found.extend(without.map(|endpoint| (scheduled(*endpoint, *message), row.letter.order)));

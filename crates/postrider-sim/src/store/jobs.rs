@@ -5,7 +5,11 @@ use super::{
     batch::{Batch, Kind},
     settle,
 };
-use postrider_engine::{DeliveryId, OrderKey, Timestamp};
+use postrider_engine::{
+    DeliveryId, MessageKey, OrderKey, Timestamp,
+    keys::first_key_at,
+    planted::{Bug, planted},
+};
 use postrider_store::{AcceptError, Accepted, Committed, NewMessage, Settlement, Shards, StoreError, Tenure};
 use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::oneshot;
@@ -69,8 +73,23 @@ where
 }
 
 impl Job {
+    pub(super) fn settlements(&self) -> Option<Arc<Vec<Settlement>>> {
+        match self {
+            Self::Settle { settlements, .. } => Some(Arc::clone(settlements)),
+            Self::Accept { .. }
+            | Self::Spill { .. }
+            | Self::Turn(_)
+            | Self::Leave(_)
+            | Self::Doubt
+            | Self::Close(_) => None,
+        }
+    }
+
     pub fn refuse(self, error: &StoreError) {
         match self {
+            Self::Accept { message, reply } if planted(Bug::RefusedCommitAnswered) => {
+                drop(reply.send(Ok(Accepted::Now(MessageKey::new(first_key_at(message.at))))));
+            }
             Self::Accept { reply, .. } => drop(reply.send(Err(error.clone().into()))),
             Self::Settle { reply, .. } | Self::Spill { reply, .. } => drop(reply.send(Err(error.clone()))),
             Self::Turn(job) => job.finish(Err(error.clone())),

@@ -9,9 +9,16 @@ use super::{
     node::{Bells, Node},
     tables::{Cycle, Tables, scheduled},
 };
-use postrider_engine::{Timestamp, keys::time_of_key};
+use postrider_engine::{
+    Timestamp,
+    keys::time_of_key,
+    planted::{Bug, planted},
+};
 use postrider_store::{Committed, Shard, Shards, Tenure};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// How the nodes stand, as one of them sees it.
@@ -83,7 +90,8 @@ impl View {
 }
 
 pub fn is_over(cluster: &Cluster, tenure: Tenure, sure: bool, now: Timestamp) -> bool {
-    cluster.leases.get(&tenure).is_none_or(|until| sure && *until < now)
+    let early = if planted(Bug::BuriedTooSoon) { Duration::from_secs(2) } else { Duration::ZERO };
+    cluster.leases.get(&tenure).is_none_or(|until| sure && *until < now.plus(early))
 }
 
 /// Takes free shards.
@@ -168,6 +176,7 @@ impl Memory {
         self.standing.lease_until = None;
         self.standing.heard.clear();
         self.outstanding = Outstanding::default();
+        self.commits.kept.clear();
         ended
     }
 }

@@ -2,7 +2,7 @@
 
 use super::jobs::Job;
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, keys::first_key_at};
-use postrider_store::{Cancelled, Shards, Tenure};
+use postrider_store::{Cancelled, Committed, Shards, Tenure};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use tokio::time::Instant;
 
@@ -21,6 +21,16 @@ pub struct Memory {
     /// process: with several, the dead letters are looked at.
     pub ended: BTreeMap<(MessageKey, EndpointKey), i64>,
     pub standing: Standing,
+    pub commits: Commits,
+}
+
+/// Transactions of the writer. What is read while one is not told of yet is told after it: it may belong behind it.
+#[derive(Default)]
+pub struct Commits {
+    pub begun: u64,
+    /// Told of, or given up.
+    pub concluded: u64,
+    pub kept: Vec<Committed>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +71,7 @@ impl Memory {
             minter: Minter::starting_after(used),
             outstanding: Outstanding::default(),
             ended: BTreeMap::new(),
+            commits: Commits::default(),
             standing: Standing {
                 tenure: Tenure::default(),
                 is_member: false,

@@ -44,6 +44,8 @@ pub struct Node {
     /// Something is to be written.
     pub jobs: Notify,
     pub ears: Arc<Ears>,
+    /// A transaction was told of.
+    pub told: Notify,
     pub committed: mpsc::UnboundedSender<Vec<Committed>>,
 }
 
@@ -286,6 +288,43 @@ impl Node {
         }
         // Nobody listens during a clean stop; the next start finds the same in the store.
         let _ = self.committed.send(news);
+    }
+
+    pub fn begin_commit(&self) {
+        self.memory().commits.begun += 1;
+    }
+
+    pub fn end_commit(&self) {
+        let kept = {
+            let commits = &mut self.memory().commits;
+            commits.concluded += 1;
+            std::mem::take(&mut commits.kept)
+        };
+        self.tell(kept);
+        self.told.notify_waiters();
+    }
+
+    /// Tells what was read, once all is told that the writer had begun by then.
+    pub fn tell_in_order(&self, news: Vec<Committed>) {
+        let mut memory = self.memory();
+        if memory.commits.begun == memory.commits.concluded {
+            drop(memory);
+            self.tell(news);
+        } else {
+            memory.commits.kept.extend(news);
+        }
+    }
+
+    /// Waits until all is told that the writer has begun by now.
+    pub async fn told_of_commits(&self) {
+        let begun = self.memory().commits.begun;
+        loop {
+            let told = self.told.notified();
+            if self.memory().commits.concluded >= begun {
+                return;
+            }
+            told.await;
+        }
     }
 
     fn keep_books(&self, news: &[Committed]) {

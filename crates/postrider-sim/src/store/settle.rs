@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::tables::Cycle;
 use postrider_engine::{
     AttemptKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
+    planted::{Bug, planted},
     policy::{DisableReason, Health, Next},
 };
 use postrider_store::{Attempt, AttemptRecord, Cancelled, Committed, Disabled, Settlement};
@@ -33,6 +34,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) {
         Next::Delivered => {
             let ended_before = match handed {
                 true => batch.was_ended(message, endpoint),
+                false if planted(Bug::EndedRowStays) => batch.tables.waiting(id).is_none(),
                 false => batch.tables.remove_waiting(id).is_none(),
             };
             if ended_before {
@@ -46,7 +48,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) {
             }
         }
         Next::Retry { due, .. } | Next::Postponed { due } => match handed {
-            true if batch.is_owed(message, endpoint) => {
+            true if batch.is_owed(message, endpoint) || planted(Bug::DeliveredUndone) => {
                 batch.tables.wait_first(id, settlement.order, cycle, (due, progress));
             }
             true => {}

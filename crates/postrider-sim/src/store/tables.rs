@@ -7,6 +7,7 @@ use super::witness::{Gallery, Seen as Saw};
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
     keys::time_of_key,
+    planted::{Bug, planted},
     policy::{Class, DeathReason, Health, Progress},
 };
 use postrider_store::{
@@ -403,7 +404,9 @@ impl Tables {
         if let Some(row) = self.dead.get_mut(&(id.endpoint, id.message)) {
             row.replayed_at = Some(at);
         }
-        self.unlist(id.endpoint, id.message, Standing::Over);
+        if !planted(Bug::ReplayedTwice) {
+            self.unlist(id.endpoint, id.message, Standing::Over);
+        }
         self.start_waiting(id, self.order_of(id.message), at, Cycle::Again { number: cycle, queued_at: at });
         self.gallery.tell(&Saw::Queued { id, cycle, due: at });
     }

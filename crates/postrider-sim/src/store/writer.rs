@@ -15,6 +15,7 @@ use super::{
     memory::Life,
     node::Node,
 };
+use postrider_engine::planted::{Bug, planted};
 use postrider_store::{Committed, StoreError};
 use std::{mem::take, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
@@ -172,7 +173,16 @@ impl Writer {
     }
 
     /// Writes a batch, again if it must be, and tells everyone.
-    async fn write(&mut self, mut jobs: Vec<Job>) {
+    async fn write(&mut self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        self.node.begin_commit();
+        self.write_and_tell(jobs).await;
+        self.node.end_commit();
+    }
+
+    async fn write_and_tell(&mut self, mut jobs: Vec<Job>) {
         let mut tries = 0;
         loop {
             self.refuse_outdated(&mut jobs);
@@ -206,6 +216,7 @@ impl Writer {
     fn refuse_outdated(&self, jobs: &mut Vec<Job>) {
         let tenure = self.node.memory().standing.tenure;
         let is_outdated = |job: &mut Job| match job {
+            Job::Settle { .. } if planted(Bug::UnfencedSettlement) => false,
             Job::Settle { tenure: of, .. } | Job::Spill { tenure: of, .. } => *of != tenure,
             Job::Accept { .. } | Job::Turn(_) | Job::Leave(_) | Job::Doubt | Job::Close(_) => false,
         };
@@ -250,6 +261,7 @@ impl Writer {
         let count = jobs.len();
         let is_turn = matches!(jobs[..], [Job::Turn(_)]);
         let accepts = keys.iter().flatten().count() > 0;
+        let settled = jobs.iter().filter(|_| planted(Bug::SettledTwice)).find_map(Job::settlements);
         let (done, mut written) = self.commit(jobs, keys)?;
         self.noted_through = written.through;
         let is_lost = self.node.base.sky(self.node.number, |sky| sky.happens(sky.weather.answer_lost));
@@ -259,7 +271,13 @@ impl Writer {
         let heard = if is_lost { Err(()) } else { self.answered(back).await };
         if heard.is_err() {
             match self.clear_up().await {
-                Ok(true) => self.note(What::Resolved { jobs: count }),
+                Ok(true) => {
+                    self.note(What::Resolved { jobs: count });
+                    if let Some(settled) = settled {
+                        let mut state = self.node.base.state();
+                        self.node.transact(&mut state, |batch| super::settle::settle(batch, &settled));
+                    }
+                }
                 // Declared dead meanwhile: what it would hold has been given rows, and is for others to hear of.
                 Ok(false) => {
                     written.handed.clear();

@@ -380,8 +380,8 @@ impl Keeper {
             };
             let is_stuck = taken.is_empty() && ids.is_empty();
             // What ends a delivery comes after its message.
-            shared.tell(taken);
-            shared.tell(news);
+            shared.tell_in_order(taken);
+            shared.tell_in_order(news);
             self.passed_on = ids;
             if !more || is_stuck {
                 return Ok(());

@@ -312,9 +312,13 @@ impl Store for PostgresStore {
         now: Timestamp,
         limit: usize,
     ) -> Result<Loaded, StoreError> {
-        self.readers
+        let loaded = self
+            .readers
             .snapshot(move |db| Box::pin(async move { load::load(db, endpoint, ordering, now, limit).await }))
-            .await
+            .await;
+        // A row of another node may be among them, behind a message of this one whose commit is not known here yet.
+        self.writer.shared().told_of_commits().await;
+        loaded
     }
 
     async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// A message that another node passed on, as it was read.
 pub struct PassedOn {
@@ -30,6 +30,11 @@ pub struct Shared {
     outstanding: Mutex<Outstanding>,
     pub queued: Queued,
     committed: mpsc::UnboundedSender<Vec<Committed>>,
+    /// How many transactions the writer has begun, and how many of them it has told of or given up.
+    begun: watch::Sender<u64>,
+    concluded: watch::Sender<u64>,
+    /// News that came while the writer had not told of a transaction of its own.
+    kept: Mutex<Vec<Committed>>,
     /// The keeper of the lease has something to look at.
     pub wake_keeper: Notify,
 }
@@ -66,6 +71,9 @@ impl Shared {
             outstanding: Mutex::default(),
             queued: Queued::default(),
             committed,
+            begun: watch::Sender::new(0),
+            concluded: watch::Sender::new(0),
+            kept: Mutex::default(),
             wake_keeper: Notify::new(),
         }
     }
@@ -126,6 +134,44 @@ impl Shared {
         standing.heard.clear();
         drop(standing);
         *self.outstanding() = Outstanding::default();
+        // They were for lanes that are someone else's now.
+        self.kept().clear();
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Committed>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer begins a transaction.
+    ///
+    /// Its commit is known to the database before it is known here. What another node wrote in between can be read already,
+    /// and may belong behind what this transaction hands over: so whatever is read meanwhile is told after it.
+    pub fn begin_commit(&self) {
+        self.begun.send_modify(|begun| *begun += 1);
+    }
+
+    /// The transaction was told of, or there was nothing to tell.
+    pub fn end_commit(&self) {
+        let mut kept = self.kept();
+        self.concluded.send_modify(|concluded| *concluded += 1);
+        // Under the lock, so that nothing which is read later is told before.
+        self.tell(std::mem::take(&mut kept));
+    }
+
+    /// Tells what was read, once all is told that the writer had begun by then.
+    pub fn tell_in_order(&self, news: Vec<Committed>) {
+        let mut kept = self.kept();
+        if *self.begun.borrow() == *self.concluded.borrow() && kept.is_empty() {
+            self.tell(news);
+        } else {
+            kept.extend(news);
+        }
+    }
+
+    /// Waits until all is told that the writer has begun by now.
+    pub async fn told_of_commits(&self) {
+        let begun = *self.begun.borrow();
+        let _ = self.concluded.subscribe().wait_for(|concluded| *concluded >= begun).await;
     }
 
     pub fn own(&self, tenure: Tenure, shards: Shards) -> Result<(), StoreError> {
@@ -235,5 +281,70 @@ impl Shared {
     /// have been accepted.
     pub fn settled_through(&self, first: Option<i64>) -> i64 {
         self.outstanding().oldest().into_iter().chain(first).min().map_or(i64::MAX, |oldest| oldest - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use postrider_engine::{AppKey, Timestamp};
+
+    const DUE: Timestamp = Timestamp::from_millis(0);
+
+    fn waiting(endpoint: i64) -> Vec<Committed> {
+        vec![Committed::Waiting { endpoint: EndpointKey::new(endpoint), due: DUE }]
+    }
+
+    fn heard(told: &mut mpsc::UnboundedReceiver<Vec<Committed>>) -> Vec<i64> {
+        std::iter::from_fn(|| told.try_recv().ok())
+            .flatten()
+            .map(|committed| match committed {
+                Committed::Waiting { endpoint, .. } => endpoint.raw(),
+                other => panic!("unexpected {other:?}"),
+            })
+            .collect()
+    }
+
+    /// A message of another node may stand behind one that this node's commit hands over. The database knows of both before
+    /// the answer to that commit is here.
+    #[tokio::test]
+    async fn what_is_read_during_a_commit_is_told_after_it() {
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let shared = Shared::new(sender);
+        shared.tell_in_order(waiting(1));
+        assert_eq!(heard(&mut told), [1], "nothing is under way");
+        shared.begin_commit();
+        shared.tell_in_order(waiting(3));
+        shared.tell_in_order(waiting(4));
+        assert!(heard(&mut told).is_empty());
+        assert!(shared.told_of_commits().now_or_never().is_none(), "what was loaded meanwhile waits as well");
+        shared.tell(waiting(2));
+        shared.end_commit();
+        assert_eq!(heard(&mut told), [2, 3, 4]);
+        assert!(shared.told_of_commits().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_is_loaded_does_not_wait_for_commits_that_are_begun_later() {
+        let (sender, _told) = mpsc::unbounded_channel();
+        let shared = Shared::new(sender);
+        shared.begin_commit();
+        let mut loaded = std::pin::pin!(shared.told_of_commits());
+        assert!((&mut loaded).now_or_never().is_none());
+        shared.end_commit();
+        shared.begin_commit();
+        assert!(loaded.now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_is_not_told_by_one_who_has_lost_the_lanes() {
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let shared = Shared::new(sender);
+        shared.begin_commit();
+        shared.tell_in_order(vec![Committed::Settings { app: AppKey::new(1) }]);
+        shared.end();
+        shared.end_commit();
+        assert!(told.try_recv().is_err());
     }
 }

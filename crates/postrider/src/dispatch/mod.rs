@@ -210,8 +210,11 @@ impl Dispatch {
             tokio::select! {
                 // In a fixed order, so that the same inputs always lead the same way.
                 biased;
-                Some(event) = self.inbox.recv() => self.take(event),
                 Some(news) = committed.recv() => self.hear(news),
+                Some(event) = self.inbox.recv() => {
+                    self.hear_all(&mut committed);
+                    self.take(event);
+                }
                 Ok(()) = stop.changed(), if !self.stopping => {}
                 Ok(()) = clock_set.changed() => {}
                 () = nap => {}
@@ -219,11 +222,17 @@ impl Dispatch {
             // What else has come meanwhile is taken along, from both sides, so that neither waits for the other.
             for _ in 0..EVENTS_PER_TURN {
                 let Ok(event) = self.inbox.try_recv() else { break };
+                self.hear_all(&mut committed);
                 self.take(event);
             }
-            while let Ok(news) = committed.try_recv() {
-                self.hear(news);
-            }
+            self.hear_all(&mut committed);
+        }
+    }
+
+    /// Before anything that a look into the store has brought: what it shows may belong behind what was committed before.
+    fn hear_all(&mut self, committed: &mut mpsc::UnboundedReceiver<Vec<Committed>>) {
+        while let Ok(news) = committed.try_recv() {
+            self.hear(news);
         }
     }
 

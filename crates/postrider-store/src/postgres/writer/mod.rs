@@ -181,7 +181,16 @@ impl State {
     }
 
     /// Writes a batch, again if it must be, and tells everyone.
-    async fn write(&mut self, mut hot: Hot) {
+    async fn write(&mut self, hot: Hot) {
+        if hot.is_empty() {
+            return;
+        }
+        self.shared.begin_commit();
+        self.write_and_tell(hot).await;
+        self.shared.end_commit();
+    }
+
+    async fn write_and_tell(&mut self, mut hot: Hot) {
         let mut waits = VecDeque::new();
         let mut tries = 0;
         loop {

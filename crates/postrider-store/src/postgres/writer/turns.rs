@@ -13,7 +13,13 @@ use futures_util::FutureExt;
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
 impl State {
-    pub(super) async fn take_turn(&mut self, mut job: Box<dyn TurnJob>) {
+    pub(super) async fn take_turn(&mut self, job: Box<dyn TurnJob>) {
+        self.shared.begin_commit();
+        self.run_turn(job).await;
+        self.shared.end_commit();
+    }
+
+    async fn run_turn(&mut self, mut job: Box<dyn TurnJob>) {
         let mut tries = 0;
         loop {
             tries += 1;
