@@ -64,15 +64,20 @@ impl Judge {
                     .is_some_and(|(_, answered)| answered.took == took && status_of(&answered) == attempt.status)
         };
         let started = attempt.started_at.as_millis();
-        let is_likely = |post: &Post| post.resend == resend && post.engine_begun >= started;
-        let latest =
-            self.deliveries[place].last_post.filter(|post| fits(&self.posts[*post]) && is_likely(&self.posts[*post]));
+        // The clock is read right before the request is begun. Which of two at a time is the resend cannot always be told then.
+        let distance = |post: &Post| {
+            let ahead = post.engine_begun - started;
+            (ahead < 0, ahead.abs(), post.resend != resend)
+        };
+        let latest = self.deliveries[place].last_post.filter(|post| {
+            let post = &self.posts[*post];
+            fits(post) && distance(post) == (false, 0, false)
+        });
         let found = latest.or_else(|| {
             let from = self.posts.len().saturating_sub(LOOK_BACK);
-            let fitting = || (from..self.posts.len()).filter(|post| fits(&self.posts[*post]));
-            // Which of two at a time is the resend cannot always be told when they are begun.
-            let in_time = fitting().find(|post| self.posts[*post].engine_begun >= started);
-            fitting().find(|post| is_likely(&self.posts[*post])).or(in_time).or_else(|| fitting().next())
+            (from..self.posts.len())
+                .filter(|post| fits(&self.posts[*post]))
+                .min_by_key(|post| distance(&self.posts[*post]))
         });
         let Some(post) = found else {
             let status = attempt.status;

@@ -139,7 +139,8 @@ impl Judge {
                 let class = envelope::class_of(&answered, settings);
                 let again = self.posts[probe].engine_begun + answered.took;
                 let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));
-                if envelope::is_failure(&answered, class) && engine_begun < again + shut {
+                let was_set = self.was_set_since(node, self.posts[probe].begun);
+                if envelope::is_failure(&answered, class) && engine_begun < again + shut && !was_set {
                     self.object_to("I23", place, || "begun right after a probe that failed".to_owned());
                 }
                 if class == Class::Ours {

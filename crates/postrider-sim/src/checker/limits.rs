@@ -59,7 +59,7 @@ impl Judge {
         let at = self.deliveries[place].endpoint as usize;
         let app = self.endpoints[at].app;
         let read_anew = self.reads_anew(app);
-        let slack = if read_anew { i64::MAX } else { 1_000 + ROUNDING };
+        let slack = if read_anew { i64::MAX } else { 1_000 + ROUNDING + 1_000 * self.config.read.1 };
         let since = self.now - self.news_slack;
         let rate = self.endpoints[at]
             .settings_since(self.now, self.news_slack)
