@@ -327,12 +327,12 @@ impl World {
         }
         loop {
             let clock = self.lock_nodes()[node].clock.clone();
+            // Whoever took over from one that could not start was quicker.
+            if self.process(node).is_some() {
+                return;
+            }
             match self.database.open(node, clock.now()) {
                 Ok(store) => {
-                    if self.process(node).is_some() {
-                        store.kill();
-                        return;
-                    }
                     let life = self.judge().started(node);
                     let process = Arc::new(Process::start(self, node, life, store, clock));
                     let mut nodes = self.lock_nodes();

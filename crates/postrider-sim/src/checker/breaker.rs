@@ -115,6 +115,10 @@ impl Judge {
             // Its settings had to be read first, and meanwhile the breaker opened.
             || self.reads_anew(endpoint.app);
         if excused {
+            // By the clock as it is now it may be the probe all the same.
+            if self.was_just_set(node) && engine_begun >= until && endpoint.probe.is_none() {
+                self.set_probe(place, post);
+            }
             return;
         }
         let latest = endpoint.latest().breaker;
