@@ -5,7 +5,7 @@
 
 use crate::{clock, directory::Directory};
 use postrider_engine::{EndpointKey, policy::Breaker};
-use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
+use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus, step};
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -106,6 +106,7 @@ async fn work_off(
 async fn advance(store: &dyn Store, key: TaskKey) -> Result<bool, StoreError> {
     let now = clock::now();
     let Some(task) = store.advance_task(key, now).await? else { return Ok(false) };
+    step!("task.stepped");
     if task.status == TaskStatus::Finished {
         tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
     }

@@ -10,7 +10,7 @@ use super::{
     repeats::{self, Repeats, Seen},
     schema,
 };
-use crate::{Committed, StoreError, rows::minter::Minter};
+use crate::{Committed, StoreError, rows::minter::Minter, step};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
@@ -384,6 +384,7 @@ impl State {
             // Nobody listens during a clean stop; the next start finds the same in the store.
             let _ = self.committed.send(changes.committed);
         }
+        step!("store.told");
         Ok(())
     }
 
@@ -407,6 +408,7 @@ impl State {
             attempted: false,
         };
         batch.begin_piece_if_due()?;
+        step!("store.begun");
         for job in jobs {
             job.run(&mut batch)?;
         }
@@ -419,7 +421,9 @@ impl State {
         let filed = batch.repeats.file(&batch.transaction, &batch.pieces, batch.new_repeats.len())?;
         let Batch { transaction, pieces, piece_messages, committed, handed, landed, newly_ended, new_repeats, .. } =
             batch;
+        step!("store.written");
         transaction.commit()?;
+        step!("store.committed");
         if let Some(watermark) = watermark {
             self.noted_at = Instant::now();
             self.noted = Some(watermark);

@@ -27,7 +27,7 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use postrider_engine::{MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, step};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
@@ -156,7 +156,10 @@ pub async fn accept<'a>(
     shown: Shown<'a>,
 ) -> Result<MessageOut<'a>, Error> {
     let content = event.content.clone();
-    match api.ingest.accept(app, event).await {
+    step!("request.read");
+    let accepted = api.ingest.accept(app, event).await;
+    step!("answer.ready");
+    match accepted {
         Ok(Accepted::Now(key)) => Ok(MessageOut::new(&api.ids, key, made_at(key), content, shown)),
         Ok(Accepted::Before(key)) => {
             let message = api.store.message(app.application.key, By::Key(key)).await?.ok_or(Error::NotFound)?;
