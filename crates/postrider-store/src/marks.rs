@@ -29,8 +29,8 @@ pub enum When {
     First,
     /// Messages come in and go out, some of which are refused by their receivers.
     Load,
-    /// A replay.
-    Task,
+    /// Replays, and what only happens for sure where there is no other node that may do it.
+    Alone,
     /// It was asked to stop.
     Stop,
     /// The same, while more is in memory than can be sent.
@@ -71,13 +71,13 @@ pub const ALL: &[Mark] = &[
     mark("send.decided", Stores::Both, When::Load),
     mark("settle.begun", Stores::Both, When::Load),
     mark("settle.done", Stores::Both, When::Load),
-    mark("dead.written", Stores::Both, When::Task),
-    mark("task.stepping", Stores::Both, When::Task),
-    mark("task.stepped", Stores::Both, When::Task),
+    mark("dead.written", Stores::Both, When::Alone),
+    mark("task.stepping", Stores::Both, When::Alone),
+    mark("task.stepped", Stores::Both, When::Alone),
     mark("spill.done", Stores::Both, When::Spill),
     mark("node.joined", Stores::Postgresql, When::Load),
     mark("node.renewed", Stores::Postgresql, When::Load),
-    mark("node.burying", Stores::Postgresql, When::Load),
+    mark("node.burying", Stores::Postgresql, When::Alone),
     mark("shards.claimed", Stores::Postgresql, When::Load),
     mark("shards.entered", Stores::Both, When::Load),
     mark("news.published", Stores::Postgresql, When::Load),

@@ -187,7 +187,7 @@ fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
                     thread::sleep(Duration::from_millis(300));
                     server.signal("TERM");
                 }
-                When::First | When::Load | When::Task | When::Spill => {}
+                When::First | When::Load | When::Alone | When::Spill => {}
             });
         }
     }

@@ -38,7 +38,7 @@ on_both_stores! {
     requests_that_outlast_the_time_of_grace_are_left_for_the_next_start,
     a_first_start_can_be_killed_at_any_moment,
     a_first_start_can_be_killed_at_every_mark,
-    a_replay_can_be_killed_at_every_mark,
+    a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does,
 }
 
 /// On PostgreSQL the marks of load and stop belong to several nodes: see the cluster's test.
@@ -56,7 +56,7 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
                     thread::sleep(Duration::from_millis(200));
                     server.signal("TERM");
                 }
-                When::First | When::Load | When::Task | When::Spill => {}
+                When::First | When::Load | When::Alone | When::Spill => {}
             });
         }
     }
@@ -64,14 +64,14 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
     verdict(&drill.finish(), seed);
 }
 
-fn a_replay_can_be_killed_at_every_mark(store: StoreKind) {
+fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: StoreKind) {
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(store, seed, &[]);
     drill.make_dead_letters();
     drill.run_for(draw(200..400, &mut rng));
     drill.kill();
-    for mark in marks_of(store, &[When::Task]) {
+    for mark in marks_of(store, &[When::Alone]) {
         drill.end_at(mark.name, times(mark, &mut rng), |_, _| {});
     }
     let hung = "/orders-mail";

@@ -143,6 +143,8 @@ impl Drill {
             let _ = tokio::time::timeout_at(deadline, rest(&mut client, &events)).await;
         });
         println!("at rest {:?} after the last event", ended.elapsed());
+        // A call that was given up would be in the way of the next.
+        let mut client = Client::new(self.cluster.nodes[0].server.address(), self.cluster.token());
         let mut logs = self.runtime.block_on(look(&mut client)).expect("the node answers");
         let book = self.book.lock();
         println!("{} requests of producers got no answer in time", book.unanswered);

@@ -179,6 +179,8 @@ impl Drill {
             let events = self.book.events().clone();
             let _ = tokio::time::timeout(PATIENCE, rest(&mut client, &events)).await;
         });
+        // A call that was given up would be in the way of the next.
+        let mut client = Client::new(self.server.address(), self.server.token());
         let view = self.runtime.block_on(look(&mut client)).expect("the server answers");
         let refused = std::mem::take(&mut *self.book.refused.lock().expect("no one panics while holding it"));
         if !refused.is_empty() {
