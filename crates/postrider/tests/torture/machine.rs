@@ -50,7 +50,8 @@ impl Drop for Disk {
 /// A program that lets the n-th of these system calls fail, or kill. It steps aside: the process that is started is the
 /// server's own.
 pub fn injecting(calls: &str, what: &str, when: &str) -> Vec<String> {
-    let words = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e"];
+    // Without --seccomp-bpf, which would be quicker: with it, strace 6.1 lets calls fail and never sends the signal.
+    let words = ["strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e"];
     let mut words: Vec<String> = words.map(str::to_owned).to_vec();
     words.push(format!("trace={calls}"));
     words.push("-e".to_owned());
@@ -59,7 +60,7 @@ pub fn injecting(calls: &str, what: &str, when: &str) -> Vec<String> {
 }
 
 pub fn faults_can_be_injected() -> bool {
-    run("strace", &["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "true"]).is_ok()
+    run("strace", &["-f", "-qq", "-o", "/dev/null", "true"]).is_ok()
 }
 
 fn run(program: &str, words: &[&str]) -> Result<String, String> {
