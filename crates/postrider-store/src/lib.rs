@@ -7,6 +7,7 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod doctor;
+pub mod marks;
 mod moving;
 pub mod outbox;
 pub mod postgres;

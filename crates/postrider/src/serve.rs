@@ -17,7 +17,7 @@ use crate::{
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError, marks, step};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
@@ -57,6 +57,9 @@ pub struct Server {
 
 /// Runs a server until a signal ends it.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    if let Some(crash_at) = std::env::var_os("CRASH_AT").filter(|_| marks::COMPILED_IN) {
+        marks::arm(&crash_at.to_string_lossy()).map_err(anyhow::Error::msg)?;
+    }
     let metrics = crate::telemetry::start_metrics()?;
     let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
     let mut terminate = unix::signal(unix::SignalKind::terminate())?;
@@ -85,6 +88,7 @@ impl Server {
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
+        step!("start.opened");
         let mut beside = JoinSet::new();
         let mut follower = clock::Follower::default();
         follower.look(&*store).await?;
@@ -166,6 +170,7 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
+        step!("start.serving");
         Ok(Self {
             address,
             tokens,
@@ -200,14 +205,17 @@ impl Server {
     /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
     pub async fn stop(self) {
         self.stop.send_replace(true);
+        step!("stop.begun");
         let Self { mut relaying, .. } = self;
         let relayed = async { while relaying.join_next().await.is_some() {} };
         let finished = async { (self.serving.await, relayed.await, self.dispatching.await) };
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
+        step!("stop.drained");
         drop(self.beside);
         self.store.close().await;
+        step!("stop.closed");
     }
 }
 
