@@ -678,6 +678,7 @@ const CPU_COLUMN: usize = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crowd::Sides;
 
     #[test]
     fn a_median_is_the_middle_one_or_between_the_two() {
@@ -747,6 +748,12 @@ mod tests {
         assert!(on_sqlite.iter().all(|verdict| !verdict.target.starts_with("PostgreSQL")));
     }
 
+    fn sides(without: [(f64, f64); 3], beside: [(f64, f64); 3]) -> Sides {
+        let series =
+            |runs: [(f64, f64); 3]| Series::of(runs.map(|(rate, p99_ms)| load(rate, p99_ms)).to_vec()).unwrap();
+        Sides { without: series(without), beside: series(beside) }
+    }
+
     #[test]
     fn a_verdict_says_met_missed_or_not_measured() {
         let figures = Figures {
@@ -759,6 +766,14 @@ mod tests {
                 beside: load(1.0, 13.1),
                 hung_requests: 0,
             }),
+            crowd: Some(Crowd {
+                endpoints: 1000,
+                bad: 900,
+                steady: sides([(100.0, 2.0), (100.0, 2.0), (100.0, 900.0)], [(96.0, 7.0), (96.0, 7.1), (96.0, 7.3)]),
+                full: sides([(100.0, 1.0), (200.0, 1.0), (300.0, 1.0)], [(96.0, 1.0), (188.0, 1.0), (282.0, 1.0)]),
+                bad_requests: 0,
+                in_flight: 0,
+            }),
             ..Figures::default()
         };
         let verdicts = judge(&figures, Faults { lost: 1, ..Faults::default() }, true);
@@ -769,6 +784,9 @@ mod tests {
             ("RSS under load", Outcome::Missed),
             ("healthy beside hanging, p50", Outcome::Met),
             ("healthy beside hanging, p99", Outcome::Missed),
+            ("100 healthy beside 900 bad endpoints, p99", Outcome::Met),
+            ("the same, deliveries per second at a fixed rate", Outcome::Met),
+            ("the same, deliveries per second at full load", Outcome::Missed),
             ("lost", Outcome::Missed),
         ] {
             let verdict = verdicts.iter().find(|verdict| verdict.target.starts_with(start)).expect(start);
