@@ -119,7 +119,8 @@ impl Server {
             tasks: Arc::clone(&tasks),
             clock: clock::own(),
             rng: system_rng()?,
-        });
+        })
+        .with_requests_max(requests_max());
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,
@@ -225,6 +226,13 @@ fn read_pem(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
 
 pub(crate) fn system_rng() -> anyhow::Result<StdRng> {
     StdRng::try_from_rng(&mut rand::rngs::SysRng).context("asking the system for random numbers")
+}
+
+/// Half of the files that may be open: the other half is for who calls us, for connections at rest and for the store.
+/// Requests that hang would otherwise leave none for these, nor for the requests of others.
+fn requests_max() -> usize {
+    let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
 fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {

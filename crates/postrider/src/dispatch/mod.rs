@@ -183,6 +183,13 @@ impl Dispatch {
         }
     }
 
+    /// With so many requests on the network at most, if that is less than usual.
+    pub fn with_requests_max(mut self, requests_max: usize) -> Self {
+        let limits = Limits::default();
+        self.engine = Dispatcher::new(Limits { in_flight: limits.in_flight.min(requests_max.max(1)), ..limits });
+        self
+    }
+
     /// Runs until told to stop and everything is given up: what was handed over has rows, and what was on the network has
     /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
