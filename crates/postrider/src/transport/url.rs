@@ -35,7 +35,7 @@ pub struct EndpointUrl {
 
 /// Where connections to a URL go; URLs that differ only in their path share connections.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(crate) struct Destination {
     pub key: Arc<str>,
     pub host: Host,
     pub port: u16,
@@ -44,7 +44,7 @@ pub(super) struct Destination {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Host {
+pub(crate) enum Host {
     Name(Box<str>),
     Ip(IpAddr),
 }
@@ -86,7 +86,7 @@ impl EndpointUrl {
     }
 
     /// Where a `Location` in this URL's answer points: judged as if a customer had typed it.
-    pub(super) fn join(&self, location: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
+    pub(crate) fn join(&self, location: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
         check_length(location)?;
         let base = Url::parse(&self.text).expect("the parser reads what it has written");
         Self::vet(base.join(location)?, rules)
@@ -103,19 +103,19 @@ impl EndpointUrl {
         &self.text[..end]
     }
 
-    pub(super) fn destination(&self) -> &Arc<Destination> {
+    pub(crate) fn destination(&self) -> &Arc<Destination> {
         &self.destination
     }
 
-    pub(super) fn path(&self) -> &Uri {
+    pub(crate) fn path(&self) -> &Uri {
         &self.path
     }
 
-    pub(super) fn absolute(&self) -> &Uri {
+    pub(crate) fn absolute(&self) -> &Uri {
         &self.absolute
     }
 
-    pub(super) fn host_header(&self) -> &HeaderValue {
+    pub(crate) fn host_header(&self) -> &HeaderValue {
         &self.host_header
     }
 

@@ -1,0 +1,35 @@
+//! The address of a database: whatever it says, it shows no password, and nothing that is not encrypted is taken for
+//! encrypted.
+
+use postrider_store::postgres::DatabaseUrl;
+
+pub fn check(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(url) = text.parse::<DatabaseUrl>() {
+        let shown = url.to_string();
+        assert!(shown.contains(" on "), "{shown}");
+        assert_eq!(format!("{url:?}"), format!("DatabaseUrl({shown})"));
+        assert!(text.starts_with("postgres://") || text.starts_with("postgresql://"), "{text}");
+        for unchecked in ["sslmode=prefer", "sslmode=allow", "sslmode=verify-ca", "sslrootcert="] {
+            let wish = |mark: char| {
+                text.rsplit_once('@').map_or(text, |(_, rest)| rest).contains(&format!("{mark}{unchecked}"))
+            };
+            assert!(!wish('?') && !wish('&'), "{text}");
+        }
+    }
+    for tail in [text.to_owned(), format!("@{text}"), format!("@host/{text}"), format!("@host/db?{text}")] {
+        let address = format!("postgres://user:{SECRET}{tail}");
+        // Without an @ there is no password in it.
+        if !tail.starts_with('@') {
+            let _ = address.parse::<DatabaseUrl>();
+            continue;
+        }
+        let shown = match address.parse::<DatabaseUrl>() {
+            Ok(url) => url.to_string(),
+            Err(error) => error.to_string(),
+        };
+        assert!(!shown.contains(SECRET), "{address}: {shown}");
+    }
+}
+
+const SECRET: &str = "nobody-may-read-this";
