@@ -51,7 +51,7 @@ pub(crate) enum Host {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    #[error("the URL has {0} characters; at most {LENGTH_MAX} are allowed")]
+    #[error("the URL has {0} characters as it would be sent; at most {LENGTH_MAX} are allowed")]
     TooLong(usize),
     #[error("this is not a complete URL ({0}); write it like https://example.com/webhooks")]
     Unreadable(#[from] url::ParseError),
@@ -133,7 +133,8 @@ impl EndpointUrl {
         let host = vet_host(&mut url, rules.guard)?;
         let port = url.port_or_known_default().expect("http and https have default ports");
         vet_port(port, rules.ports_opened)?;
-        if url.as_str().len() > NORMALISED_LENGTH_MAX {
+        // What is stored is read again at each start, by the same rules as what was typed.
+        if url.as_str().len() > LENGTH_MAX {
             return Err(UrlError::TooLong(url.as_str().len()));
         }
         Self::prepare(&url, host, port, https)
@@ -260,9 +261,6 @@ fn vet_port(port: u16, opened: &[u16]) -> Result<(), UrlError> {
 }
 
 const LENGTH_MAX: usize = 2048;
-
-/// Percent-encoding can make nine characters of one; browsers and receivers stop near 8 KiB.
-const NORMALISED_LENGTH_MAX: usize = 8192;
 
 const PRIVATE_ZONES: [&str; 4] = ["local", "internal", "localdomain", "home.arpa"];
 
@@ -439,6 +437,16 @@ mod tests {
         }
         let long = format!("https://example.com/{}", "a".repeat(65_536));
         assert!(matches!(parse(&long), Err(UrlError::TooLong(_))));
+    }
+
+    #[test]
+    fn what_is_too_long_once_it_is_encoded_is_refused_when_it_is_set_and_not_when_it_is_called() {
+        let long = format!("https://example.com/{}", "ü".repeat(400));
+        assert_eq!(parse(&long), Err(UrlError::TooLong(20 + 6 * 400)));
+        let longest = format!("https://example.com/{}", "ü".repeat(338));
+        let stored = parse(&longest).unwrap();
+        assert_eq!(stored.as_str().len(), 2048);
+        assert_eq!(parse(stored.as_str()), Ok(stored));
     }
 
     #[test]
