@@ -33,7 +33,8 @@ pub fn check(data: &[u8]) {
     if let Ok(Strings(headers)) = parse::<Strings>(data) {
         headers_of(headers);
     }
-    if let Ok(text) = std::str::from_utf8(data) {
+    // The fuzzer learns the word, and may put it where it is no secret.
+    if let Some(text) = std::str::from_utf8(data).ok().filter(|text| !text.contains(SECRET)) {
         let secret = format!("{SECRET}{text}");
         let body = json!({"url": "https://example.com/", "secret": secret}).to_string();
         if let Err(error) = parse::<EndpointIn>(body.as_bytes()) {

@@ -21,7 +21,10 @@ pub fn check(data: &[u8]) {
         Err(error) => names_its_place(&error, file),
     }
 
-    // The same text as part of what nobody may read.
+    // The same text as part of what nobody may read. The fuzzer learns the word, and may put it where it is no secret.
+    if text.contains(SECRET) {
+        return;
+    }
     let secret = format!("{SECRET}{file}");
     let address = format!("postgres://user:{SECRET}%20{variables}@{file}");
     let table = format!("[{{\"url\": \"postgres://user:{SECRET}@{variables}\", \"name\": \"{file}\"}}]");

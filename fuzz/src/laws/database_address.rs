@@ -4,7 +4,8 @@
 use postrider_store::postgres::DatabaseUrl;
 
 pub fn check(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    // The fuzzer learns the word, and may put it where it is no secret.
+    let Some(text) = std::str::from_utf8(data).ok().filter(|text| !text.contains(SECRET)) else { return };
     if let Ok(url) = text.parse::<DatabaseUrl>() {
         let shown = url.to_string();
         assert!(shown.contains(" on "), "{shown}");
