@@ -6,6 +6,7 @@
 mod client;
 mod clock;
 mod cluster;
+mod crowd;
 mod database;
 mod floor;
 mod generator;

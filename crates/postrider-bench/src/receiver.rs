@@ -81,6 +81,8 @@ pub enum Temper {
     Failing = 1,
     /// Takes the request and never answers; nothing counts as arrived.
     Hanging = 2,
+    /// Takes the request and begins an answer that it never ends; nothing counts as arrived.
+    Dripping = 3,
 }
 
 pub struct Endpoint {
@@ -131,7 +133,8 @@ impl Door {
         match self.temper.load(Relaxed) {
             0 => Temper::Healthy,
             1 => Temper::Failing,
-            _ => Temper::Hanging,
+            2 => Temper::Hanging,
+            _ => Temper::Dripping,
         }
     }
 }
@@ -197,6 +200,7 @@ async fn answer_requests(mut stream: TcpStream, board: Arc<Board>) -> std::io::R
                     Some(Temper::Healthy) => b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
                     Some(Temper::Failing) => b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
                     Some(Temper::Hanging) => return wait_for_close(stream).await,
+                    Some(Temper::Dripping) => return drip(stream).await,
                     None => b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
                 };
                 let used = request.len;
@@ -222,6 +226,15 @@ async fn wait_for_close(mut stream: TcpStream) -> std::io::Result<()> {
     let mut ignored = [0; 1024];
     while stream.read(&mut ignored).await? > 0 {}
     Ok(())
+}
+
+/// Until the other side has had enough.
+async fn drip(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"HTTP/1.1 200 OK\r\nx: ").await?;
+    loop {
+        tokio::time::sleep(DRIP).await;
+        stream.write_all(b"a").await?;
+    }
 }
 
 struct Request<'a> {
@@ -299,6 +312,8 @@ fn header<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 fn decimal(digits: &[u8]) -> Option<usize> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
+
+const DRIP: Duration = Duration::from_millis(200);
 
 /// A 1 KiB body and its headers, several times over.
 const REQUEST_MAX: usize = 16 * 1024;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::crowd::Crowd;
 use crate::parking::Parking;
 use crate::process::Machine;
 use crate::scenarios::Settings;
@@ -29,6 +30,7 @@ pub struct Figures {
     pub growth_finished: Option<Growth>,
     pub growth_waiting: Option<Growth>,
     pub isolation: Option<Isolation>,
+    pub crowd: Option<Crowd>,
     pub parking: Option<Parking>,
     pub postgres: Option<OnPostgres>,
 }
@@ -369,6 +371,28 @@ fn judge_sqlite(figures: &Figures) -> Vec<Verdict> {
             outcome: outcome(pair.map(|(without, beside)| beside <= without * 1.1 + 2.0)),
         });
     }
+    let crowd = figures.crowd.as_ref();
+    let pair =
+        crowd.map(|crowd| (crowd.steady.without.median.latency.p99_ms, crowd.steady.beside.median.latency.p99_ms));
+    verdicts.push(Verdict {
+        target: "100 healthy beside 900 bad endpoints, p99: within 10 % + 5 ms of without",
+        measured: pair.map_or_else(String::new, |(without, beside)| format!("{without:.2} -> {beside:.2} ms")),
+        outcome: outcome(pair.map(|(without, beside)| beside <= without * 1.1 + 5.0)),
+    });
+    verdicts.extend([
+        at_least(
+            "the same, deliveries per second at a fixed rate / without: at least 0.95",
+            crowd.and_then(|crowd| crowd.steady.rate_to_without()),
+            0.95,
+            "",
+        ),
+        at_least(
+            "the same, deliveries per second at full load / without: at least 0.95",
+            crowd.and_then(|crowd| crowd.full.rate_to_without()),
+            0.95,
+            "",
+        ),
+    ]);
     let parking = figures.parking.as_ref();
     verdicts.extend([
         at_most(
@@ -415,7 +439,7 @@ fn outcome(met: Option<bool>) -> Outcome {
 
 /// The median of the rounds' ratios, not the ratio of medians: both sides of a round ran one after the other, so what else
 /// went on in the machine touched both.
-fn ratio<A, B>(over: &[A], of_over: fn(&A) -> f64, under: &[B], of_under: fn(&B) -> f64) -> Option<f64> {
+pub fn ratio<A, B>(over: &[A], of_over: fn(&A) -> f64, under: &[B], of_under: fn(&B) -> f64) -> Option<f64> {
     let ratios: Vec<f64> = over.iter().zip(under).map(|(over, under)| of_over(over) / of_under(under)).collect();
     (!ratios.is_empty()).then(|| median(&ratios, |ratio| *ratio))
 }
@@ -466,6 +490,13 @@ impl Report {
                 isolation.hanging, isolation.endpoints, isolation.hung_requests
             );
         }
+        if let Some(crowd) = &self.figures.crowd {
+            let _ = writeln!(
+                text,
+                "\n{} of {} endpoints were dead, unreachable, hanging or dripping; the last two took {} requests in the measurements at a fixed rate and answered none; {} requests to all of them were under way when full load began",
+                crowd.bad, crowd.endpoints, crowd.bad_requests, crowd.in_flight
+            );
+        }
         if let Some(idle) = &self.figures.idle {
             let _ = writeln!(
                 text,
@@ -505,6 +536,10 @@ impl Report {
             ("waiting in the store", waiting.map(|pair| pair.1)),
             ("isolation, all healthy", figures.isolation.as_ref().map(|isolation| isolation.without)),
             ("isolation, some hang", figures.isolation.as_ref().map(|isolation| isolation.beside)),
+            ("100 healthy, steady", figures.crowd.as_ref().map(|crowd| crowd.steady.without.median)),
+            ("beside 900 bad, steady", figures.crowd.as_ref().map(|crowd| crowd.steady.beside.median)),
+            ("100 healthy, full load", figures.crowd.as_ref().map(|crowd| crowd.full.without.median)),
+            ("beside 900 bad, full load", figures.crowd.as_ref().map(|crowd| crowd.full.beside.median)),
         ];
         rows.extend(loads.into_iter().filter_map(|(name, run)| Some(load_row(name, &run?))));
         rows
@@ -643,6 +678,7 @@ const CPU_COLUMN: usize = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crowd::Sides;
 
     #[test]
     fn a_median_is_the_middle_one_or_between_the_two() {
@@ -712,6 +748,12 @@ mod tests {
         assert!(on_sqlite.iter().all(|verdict| !verdict.target.starts_with("PostgreSQL")));
     }
 
+    fn sides(without: [(f64, f64); 3], beside: [(f64, f64); 3]) -> Sides {
+        let series =
+            |runs: [(f64, f64); 3]| Series::of(runs.map(|(rate, p99_ms)| load(rate, p99_ms)).to_vec()).unwrap();
+        Sides { without: series(without), beside: series(beside) }
+    }
+
     #[test]
     fn a_verdict_says_met_missed_or_not_measured() {
         let figures = Figures {
@@ -724,6 +766,14 @@ mod tests {
                 beside: load(1.0, 13.1),
                 hung_requests: 0,
             }),
+            crowd: Some(Crowd {
+                endpoints: 1000,
+                bad: 900,
+                steady: sides([(100.0, 2.0), (100.0, 2.0), (100.0, 900.0)], [(96.0, 7.0), (96.0, 7.1), (96.0, 7.3)]),
+                full: sides([(100.0, 1.0), (200.0, 1.0), (300.0, 1.0)], [(96.0, 1.0), (188.0, 1.0), (282.0, 1.0)]),
+                bad_requests: 0,
+                in_flight: 0,
+            }),
             ..Figures::default()
         };
         let verdicts = judge(&figures, Faults { lost: 1, ..Faults::default() }, true);
@@ -734,6 +784,9 @@ mod tests {
             ("RSS under load", Outcome::Missed),
             ("healthy beside hanging, p50", Outcome::Met),
             ("healthy beside hanging, p99", Outcome::Missed),
+            ("100 healthy beside 900 bad endpoints, p99", Outcome::Met),
+            ("the same, deliveries per second at a fixed rate", Outcome::Met),
+            ("the same, deliveries per second at full load", Outcome::Missed),
             ("lost", Outcome::Missed),
         ] {
             let verdict = verdicts.iter().find(|verdict| verdict.target.starts_with(start)).expect(start);

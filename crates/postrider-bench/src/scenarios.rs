@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::crowd::Crowd;
 use crate::floor;
 use crate::generator::{self, Application, Target, Until};
 use crate::ledger::{Ledger, Tally};
@@ -36,6 +37,8 @@ pub enum Scenario {
     GrowthWaiting,
     /// A fixed rate to ten endpoints, then three of them hang
     Isolation,
+    /// 1,000 endpoints, 900 of them dead, hanging or dripping, against the other 100 alone
+    IsolationThousand,
     /// Pausing, resuming and tripping a lane with a great many deliveries in it
     Parking,
     /// End to end on PostgreSQL with one node
@@ -63,6 +66,7 @@ impl Scenario {
             | Scenario::GrowthFinished
             | Scenario::GrowthWaiting
             | Scenario::Isolation
+            | Scenario::IsolationThousand
             | Scenario::Parking => false,
             Scenario::PgEndToEnd
             | Scenario::PgThreeNodes
@@ -97,6 +101,7 @@ impl Settings {
             Scenario::PgEndToEnd | Scenario::PgThreeNodes => self.runs,
             Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
             Scenario::PgFinished | Scenario::PgWaiting | Scenario::PgTakeOver => 2 + 2 * self.runs,
+            Scenario::IsolationThousand => 4 * self.runs,
             Scenario::Isolation | Scenario::Parking | Scenario::PgIdle => 2,
         };
         self.scenarios.iter().map(of).sum()
@@ -137,6 +142,10 @@ impl Bench {
         }
         if self.wants(Scenario::Isolation) {
             figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
+        }
+        if self.wants(Scenario::IsolationThousand) {
+            let crowd = Crowd::measure(self).await;
+            figures.crowd = Some(crowd.context("measuring beside a great many bad endpoints")?);
         }
         if self.wants(Scenario::Parking) {
             figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
@@ -204,7 +213,7 @@ impl Bench {
         Load::Closed { connections: CONNECTIONS, until: Until::Elapsed(self.settings.duration()) }
     }
 
-    fn steady_load(&self, duration: Duration) -> Load {
+    pub fn steady_load(&self, duration: Duration) -> Load {
         Load::Open { rate: self.settings.rate, duration }
     }
 
@@ -397,12 +406,12 @@ impl Bench {
         Ok(())
     }
 
-    async fn measure(&mut self, server: &Server, field: &Field, load: Load) -> Result<LoadRun> {
+    pub async fn measure(&mut self, server: &Server, field: &Field, load: Load) -> Result<LoadRun> {
         self.measure_where(server, field, load, |_| true).await
     }
 
     /// Latencies and losses are of those messages that `keep` wants; rates and CPU are of all.
-    async fn measure_where(
+    pub async fn measure_where(
         &mut self,
         server: &Server,
         field: &Field,
@@ -477,11 +486,11 @@ pub enum Shape {
 
 /// Applications and endpoints on a server, and who answers for them.
 pub struct Field {
-    target: Arc<Target>,
+    pub target: Arc<Target>,
     pub endpoints: Vec<Endpoint>,
     /// Application and endpoint, as the server calls them.
-    ids: Vec<(String, String)>,
-    width: usize,
+    pub ids: Vec<(String, String)>,
+    pub width: usize,
 }
 
 impl Field {
@@ -493,7 +502,7 @@ impl Field {
         };
         let owed = match temper {
             Temper::Healthy => u64::try_from(width)?,
-            Temper::Failing | Temper::Hanging => 0,
+            Temper::Failing | Temper::Hanging | Temper::Dripping => 0,
         };
         let mut target =
             Target { ways: server.ways(), authorization: server.authorization(), applications: Vec::new() };

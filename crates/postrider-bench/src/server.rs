@@ -193,6 +193,17 @@ impl Server {
         Ok(count("pending")? + count("sending")?)
     }
 
+    pub async fn requests_in_flight(&self) -> Result<u64> {
+        let request = Request::get("/metrics")
+            .header(HOST, host(self.nodes[0].address))
+            .header(AUTHORIZATION, self.authorization())
+            .body(Full::default())?;
+        let answer = exchange(self.nodes[0].address, request).await.context("reading the metrics")?;
+        let text = String::from_utf8_lossy(&answer.body);
+        let found = text.lines().find_map(|line| line.strip_prefix("postrider_requests_in_flight ")?.parse().ok());
+        found.with_context(|| format!("finding the requests in flight in {text}"))
+    }
+
     /// Pauses or resumes an endpoint.
     pub async fn steer(&self, application: &str, endpoint: &str, how: &str, body: Value) -> Result<()> {
         let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/{how}");

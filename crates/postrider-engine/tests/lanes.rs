@@ -286,6 +286,38 @@ fn one_application_with_a_thousand_lanes_does_not_starve_another_with_one() {
 }
 
 #[test]
+fn lanes_that_hang_leave_slots_for_the_others() {
+    // A sixteenth of the server's own numbers: more lanes hang than there is room for, if each took what it may.
+    let limits = Limits { in_flight: 512, unsettled: 4, bytes: 100_000_000, ..SMALL };
+    let settings = |app| LaneSettings { in_flight_max: 10, ..lane_settings(app) };
+    for hanging in [60, 120, 250] {
+        let mut world = World::new(1, limits, (1..=hanging + 1).map(|lane| (lane, settings(lane))));
+        for message in 0..10 * hanging {
+            world.accept(message, 1 + message % hanging, None);
+        }
+        world.accept(10_000, hanging + 1, None);
+        assert_eq!(world.in_flight(EndpointKey::new(hanging + 1)), 1, "beside {hanging}");
+        assert!((1..=hanging).all(|lane| world.in_flight(EndpointKey::new(lane)) > 0), "every lane has a slot");
+        assert!(world.dispatcher.in_flight() > 200, "and most slots are used");
+    }
+}
+
+#[test]
+fn a_lane_that_hangs_does_not_load_again_for_each_message() {
+    let limits = Limits { window: 1_024, bytes: 100_000_000, lane_bytes: 10_000_000, ..SMALL };
+    let mut world = World::new(1, limits, [(1, lane_settings(1))]);
+    world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_secs(15), ..status(200) });
+    for message in 0..100 {
+        world.accept(message, 1, None);
+        world.run_until(world.now.plus(Duration::from_millis(100)));
+    }
+    assert!(world.starts.len() <= 3, "nothing was answered");
+    assert!(world.loads <= 3, "{} loads", world.loads);
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 100);
+}
+
+#[test]
 fn a_parked_lane_asks_for_nothing() {
     let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
     world.park(1, true);

@@ -7,6 +7,9 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod doctor;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod marks;
 mod moving;
 pub mod outbox;
 pub mod postgres;

@@ -6,6 +6,7 @@
 use crate::config::readable_by_all;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use figment::providers::{Format, Toml};
+use postrider_store::step;
 use rand::{TryRng, rngs::SysRng};
 use serde::Deserialize;
 use std::{
@@ -32,6 +33,7 @@ impl Keyring {
         make_folder(folder).map_err(|source| KeyringError::Write { path: folder.to_owned(), source })?;
         refuse_orphaned_data(folder)?;
         let fresh = Self::draw()?;
+        step!("keys.drawn");
         let path = folder.join(Self::FILE);
         match fresh.write(folder, &path) {
             Ok(()) => Ok(fresh),
@@ -103,8 +105,10 @@ impl Keyring {
         let draft = folder.join(format!(".{}.{}", Self::FILE, std::process::id()));
         let written = create_private(&draft)
             .and_then(|mut file| file.write_all(self.text().as_bytes()).and_then(|()| file.sync_all()))
+            .inspect(|()| step!("keys.drafted"))
             // A link and not a rename: it never replaces keys that another process put there meanwhile.
-            .and_then(|()| fs::hard_link(&draft, path));
+            .and_then(|()| fs::hard_link(&draft, path))
+            .inspect(|()| step!("keys.in_place"));
         let _ = fs::remove_file(&draft);
         written?;
         File::open(folder)?.sync_all()

@@ -9,6 +9,8 @@ pub mod config;
 pub mod deployment;
 pub mod directory;
 pub mod dispatch;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 pub mod ids;
 pub mod ingest;

@@ -17,7 +17,7 @@ use crate::{
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError, marks, step};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
@@ -57,6 +57,9 @@ pub struct Server {
 
 /// Runs a server until a signal ends it.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    if let Some(crash_at) = std::env::var_os("CRASH_AT").filter(|_| marks::COMPILED_IN) {
+        marks::arm(&crash_at.to_string_lossy()).map_err(anyhow::Error::msg)?;
+    }
     let metrics = crate::telemetry::start_metrics()?;
     let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
     let mut terminate = unix::signal(unix::SignalKind::terminate())?;
@@ -85,6 +88,7 @@ impl Server {
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
+        step!("start.opened");
         let mut beside = JoinSet::new();
         let mut follower = clock::Follower::default();
         follower.look(&*store).await?;
@@ -115,7 +119,8 @@ impl Server {
             tasks: Arc::clone(&tasks),
             clock: clock::own(),
             rng: system_rng()?,
-        });
+        })
+        .with_requests_max(requests_max());
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,
@@ -166,6 +171,7 @@ impl Server {
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
         let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
+        step!("start.serving");
         Ok(Self {
             address,
             tokens,
@@ -200,14 +206,17 @@ impl Server {
     /// Takes nothing new, lets what is under way finish within the time of grace, and closes the store.
     pub async fn stop(self) {
         self.stop.send_replace(true);
+        step!("stop.begun");
         let Self { mut relaying, .. } = self;
         let relayed = async { while relaying.join_next().await.is_some() {} };
         let finished = async { (self.serving.await, relayed.await, self.dispatching.await) };
         if tokio::time::timeout(self.grace, finished).await.is_err() {
             tracing::warn!("some requests outlasted the time of grace; they are sent again at the next start");
         }
+        step!("stop.drained");
         drop(self.beside);
         self.store.close().await;
+        step!("stop.closed");
     }
 }
 
@@ -217,6 +226,13 @@ fn read_pem(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
 
 pub(crate) fn system_rng() -> anyhow::Result<StdRng> {
     StdRng::try_from_rng(&mut rand::rngs::SysRng).context("asking the system for random numbers")
+}
+
+/// Half of the files that may be open: the other half is for who calls us, for connections at rest and for the store.
+/// Requests that hang would otherwise leave none for these, nor for the requests of others.
+fn requests_max() -> usize {
+    let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
 fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {

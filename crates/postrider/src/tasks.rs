@@ -5,7 +5,7 @@
 
 use crate::{clock::Clock, directory::Directory};
 use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
-use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus};
+use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus, step};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::Instant};
 
@@ -102,6 +102,7 @@ async fn work_off(
 /// Does a step of a task. False if it had to wait.
 async fn advance(store: &dyn Store, key: TaskKey, now: Timestamp) -> Result<bool, StoreError> {
     let Some(task) = store.advance_task(key, now).await? else { return Ok(false) };
+    step!("task.stepped");
     if task.status == TaskStatus::Finished {
         tracing::info!(task = task.key.0, kind = task.kind.name(), changed = task.changed, "task finished");
     }

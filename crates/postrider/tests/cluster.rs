@@ -13,6 +13,7 @@ mod support;
 use drill::Drill;
 use judge::{Kind, Logs, Summary, judge};
 use postrider::clock;
+use postrider_store::marks::{ALL, Mark, Stores, When};
 use postrider_testbed::Mode;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -82,6 +83,23 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
                         Kind::CutOff { node }
                     });
                 }
+                Harm::Faulty { how, millis } => {
+                    let time = draw(millis, &mut rng);
+                    println!("{how:?} for {time:?}");
+                    let drawn = rng.random_range(1..20_000);
+                    drill.suffer(|cluster| {
+                        let line = &cluster.nodes[node].line;
+                        match how {
+                            Fault::Slow => line.slow_down(Duration::from_millis(20 + drawn as u64 % 200)),
+                            Fault::HalfClosed => line.half_close(),
+                            Fault::Reset => line.reset_after(drawn),
+                            Fault::CommitUnanswered => line.lose_answers_to_commits(),
+                        }
+                        thread::sleep(time);
+                        line.mend();
+                        Kind::CutOff { node }
+                    });
+                }
                 Harm::CutAll { millis } => {
                     let time = draw(millis, &mut rng);
                     drill.suffer(|cluster| {
@@ -118,6 +136,67 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     let summary = verdict(&logs, seed);
     assert!(summary.messages > 100 * rounds, "there was hardly any load: {summary:?}");
     assert_eq!(summary.in_flight_max, 4, "the cap was never reached, so nothing was shown");
+}
+
+/// `CLUSTER_KILLS=500` makes the long run of it: in rounds, each with a database of its own, so that no round's logs grow
+/// beyond what can be held.
+#[test]
+fn three_nodes_that_are_killed_again_and_again_lose_nothing_and_repeat_only_what_was_under_way() {
+    let mut left: usize = variable("CLUSTER_KILLS").unwrap_or(4);
+    let mut seed = seed();
+    let lease = Duration::from_secs(3);
+    while left > 0 {
+        let kills = left.min(KILLS_PER_ROUND);
+        left -= kills;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut drill = Drill::start(Cluster::start(NODES, &["--lease", "3s"]), seed);
+        drill.wait_for_flow();
+        for _ in 0..kills {
+            drill.run_for(draw(100..1_100, &mut rng));
+            drill.kill_and_go_on(rng.random_range(0..NODES), lease);
+        }
+        let accepted = drill.accepted();
+        let summary = verdict(&drill.finish(), seed);
+        println!(
+            "torture: kill store=postgresql cycles={kills} accepted={accepted} lost=0 repeated={} repeated-lane-max={} seed={seed}",
+            summary.repeats, summary.repeats_max
+        );
+        seed = seed.wrapping_add(1);
+    }
+}
+
+/// With another node beside it, from which it takes lanes when it comes and which takes over when it is gone.
+#[test]
+fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let lease = Duration::from_secs(2);
+    let mut drill = Drill::start(Cluster::start(2, &["--lease", "2s"]), seed);
+    drill.wait_for_flow();
+    let from = Instant::now();
+    drill.cluster.nodes[0].server.kill();
+    drill.note_kill(0, from, lease);
+    let of_nodes = |mark: &&Mark| mark.stores != Stores::Sqlite && matches!(mark.when, When::Load | When::Stop);
+    for _ in 0..variable("KILL_WALKS").unwrap_or(1) {
+        for mark in ALL.iter().filter(of_nodes) {
+            let often =
+                ["request", "store.w", "store.c", "answer", "send"].iter().any(|part| mark.name.starts_with(part));
+            let times = if often { rng.random_range(1..6) } else { 1 };
+            drill.end_at(0, &format!("{}:{times}", mark.name), lease, |server| match mark.when {
+                When::Stop => {
+                    thread::sleep(Duration::from_millis(300));
+                    server.signal("TERM");
+                }
+                When::First | When::Load | When::Alone | When::Spill => {}
+            });
+        }
+    }
+    drill.cluster.nodes[0].server.start_again();
+    let summary = verdict(&drill.finish(), seed);
+    println!(
+        "torture: marks store=postgresql accepted={} lost=0 repeated={} seed={seed}",
+        summary.messages, summary.repeats
+    );
 }
 
 /// Within the time of its lease in the one case and at once in the other. How long that took is told and not judged: it is
@@ -211,6 +290,10 @@ enum Harm {
         of: Direction,
         millis: Range<u64>,
     },
+    Faulty {
+        how: Fault,
+        millis: Range<u64>,
+    },
     /// For longer than a lease: nobody could renew one, so nobody loses one.
     CutAll {
         millis: Range<u64>,
@@ -228,7 +311,16 @@ enum Direction {
     Answers,
 }
 
-const HARMS: [Harm; 12] = [
+/// What a connection can do besides being there or not.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Slow,
+    HalfClosed,
+    Reset,
+    CommitUnanswered,
+}
+
+const HARMS: [Harm; 16] = [
     Harm::Kill { away: 0..1_500 },
     Harm::Kill { away: 6_000..8_000 },
     Harm::Pause,
@@ -237,6 +329,10 @@ const HARMS: [Harm; 12] = [
     Harm::Silence { of: Direction::Answers, millis: 100..2_000 },
     Harm::Silence { of: Direction::Answers, millis: 6_000..8_000 },
     Harm::Silence { of: Direction::Both, millis: 4_000..8_000 },
+    Harm::Faulty { how: Fault::Slow, millis: 500..2_000 },
+    Harm::Faulty { how: Fault::HalfClosed, millis: 100..1_000 },
+    Harm::Faulty { how: Fault::Reset, millis: 100..2_000 },
+    Harm::Faulty { how: Fault::CommitUnanswered, millis: 100..2_000 },
     Harm::CutAll { millis: 6_000..8_000 },
     Harm::RestartDatabase { mode: Mode::Fast, away: 0..1 },
     Harm::RestartDatabase { mode: Mode::Immediate, away: 0..6_000 },
@@ -280,5 +376,6 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
 }
 
 const NODES: usize = 3;
+const KILLS_PER_ROUND: usize = 50;
 /// Above a node's own time of grace.
 const STOP_WITHIN: Duration = Duration::from_secs(45);

@@ -12,7 +12,9 @@ mod support;
 
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
+use http::Method;
 use postrider::clock;
+use postrider_store::marks::{ALL, Mark, Stores, When};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -24,6 +26,7 @@ use std::{
 };
 use support::{
     api::Client,
+    receiver::Answer,
     server::Server,
     stores::{StoreKind, on_both_stores},
 };
@@ -34,18 +37,141 @@ on_both_stores! {
     a_second_signal_ends_it_at_once_and_loses_nothing,
     requests_that_outlast_the_time_of_grace_are_left_for_the_next_start,
     a_first_start_can_be_killed_at_any_moment,
+    a_first_start_can_be_killed_at_every_mark,
+    a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does,
 }
 
-fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_under_way(store: StoreKind) {
-    let cycles: usize = variable("KILL_CYCLES").unwrap_or(fewer_if_shared(store, 20));
+/// On PostgreSQL the marks of load and stop belong to several nodes: see the cluster's test.
+#[test]
+fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
+    drill.run_for(draw(200..400, &mut rng));
+    drill.kill();
+    for _ in 0..variable("KILL_WALKS").unwrap_or(1) {
+        for mark in marks_of(StoreKind::Sqlite, &[When::Load, When::Stop]) {
+            drill.end_at(mark.name, times(mark, &mut rng), |server, _| match mark.when {
+                When::Stop => {
+                    thread::sleep(Duration::from_millis(200));
+                    server.signal("TERM");
+                }
+                When::First | When::Load | When::Alone | When::Spill => {}
+            });
+        }
+    }
+    drill.start_again();
+    verdict(&drill.finish(), seed);
+}
+
+fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: StoreKind) {
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(store, seed, &[]);
-    let mut late = 0;
+    drill.make_dead_letters();
+    drill.run_for(draw(200..400, &mut rng));
+    drill.kill();
+    for mark in marks_of(store, &[When::Alone]) {
+        drill.end_at(mark.name, times(mark, &mut rng), |_, _| {});
+    }
+    let hung = "/orders-mail";
+    drill.receiver.always(hung, Answer::Hang);
+    for mark in marks_of(store, &[When::Spill]) {
+        drill.end_at(mark.name, 1, |server, receiver| {
+            let began = Instant::now();
+            // Or it has ended there already.
+            let has_come = || receiver.arrivals_at(hung).iter().any(|arrival| arrival.opened > began);
+            while !has_come() && began.elapsed() < Duration::from_secs(5) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            thread::sleep(Duration::from_millis(500));
+            server.signal("TERM");
+        });
+    }
+    drill.release(hung);
+    drill.start_again();
+    verdict(&drill.finish(), seed);
+}
+
+fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let message = json!({ "eventType": "a.b", "payload": {} });
+    for mark in marks_of(store, &[When::First]) {
+        let mut server = Server::not_started_on(store);
+        server.set_variables(&[("CRASH_AT", mark.name)]);
+        server.begin_again();
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = server.has_ended() {
+                break status;
+            }
+            // Some are come by only with the first message.
+            if server.is_ready() {
+                let mut client = Client::new(server.address(), &server.make_token(&[]));
+                let _ = runtime.block_on(async {
+                    client.send(Method::POST, "/api/v1/app", &[], r#"{"name": "first", "uid": "first"}"#).await?;
+                    client.send(Method::POST, "/api/v1/app/first/msg", &[], &message.to_string()).await
+                });
+            }
+            assert!(began.elapsed() < support::PATIENCE, "it did not come by {}", mark.name);
+            thread::sleep(Duration::from_millis(2));
+        };
+        assert_eq!(status.code(), None, "it ended otherwise than at {}: {status}\n{}", mark.name, server.log());
+        server.set_variables(&[]);
+        server.start_again();
+        let mut client = Client::new(server.address(), &server.make_token(&[]));
+        runtime.block_on(async {
+            client.create("/api/v1/app", &json!({ "name": "second", "uid": "second" })).await;
+            client.create("/api/v1/app/second/msg", &message).await;
+        });
+    }
+}
+
+#[test]
+fn a_mark_that_is_not_there_is_an_error_at_start() {
+    let mut server = Server::not_started(&[]);
+    server.set_variables(&[("CRASH_AT", "nowhere:1")]);
+    server.begin_again();
+    assert!(!server.wait_for_end(AT_ONCE).success());
+    assert!(server.log().contains("there is no mark `nowhere`"), "{}", server.log());
+}
+
+fn marks_of(store: StoreKind, when: &'static [When]) -> impl Iterator<Item = &'static Mark> {
+    let here = move |stores| match stores {
+        Stores::Both => true,
+        Stores::Sqlite => store == StoreKind::Sqlite,
+        Stores::Postgresql => store == StoreKind::Postgresql,
+    };
+    ALL.iter().filter(move |mark| here(mark.stores) && when.contains(&mark.when))
+}
+
+/// What is come by often is come by in many states.
+fn times(mark: &Mark, rng: &mut impl Rng) -> u32 {
+    let often = ["request", "store", "answer", "send", "settle"].iter().any(|part| mark.name.starts_with(part));
+    if often && mark.name != "store.health" { rng.random_range(1..12) } else { 1 }
+}
+
+/// In rounds, each on a store of its own, so that no round's logs grow beyond what can be held.
+fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_under_way(store: StoreKind) {
+    let mut left: usize = variable("KILL_CYCLES").unwrap_or(fewer_if_shared(store, 20));
+    let mut seed = seed();
+    while left > 0 {
+        let cycles = left.min(CYCLES_PER_ROUND);
+        left -= cycles;
+        kill_again_and_again(store, cycles, seed);
+        seed = seed.wrapping_add(1);
+    }
+}
+
+fn kill_again_and_again(store: StoreKind, cycles: usize, seed: u64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(store, seed, &[]);
+    let (mut late, mut kills) = (0, 0);
     for cycle in 1..=cycles {
         // A short life is killed amid what the last one left over; a long one has much that must stay settled. On
         // PostgreSQL a short one only accepts: it sends nothing before the lease of the last one has ended.
         let long_every = match store {
+            StoreKind::Sqlite if cycles > 20 => 20,
             StoreKind::Sqlite => 5,
             StoreKind::Postgresql => 2,
         };
@@ -58,6 +184,7 @@ fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_w
             drill.run_for(draw(0..80, &mut rng));
             drill.kill();
         }
+        kills += 1 + starts;
         let ready = drill.start_again();
         println!(
             "cycle {cycle}: killed after {life:?}, then {starts} times while starting; ready in {ready:?}; \
@@ -67,10 +194,15 @@ fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_w
         );
         late += usize::from(ready > READY_WITHIN);
     }
-    // A neighbour on the machine may hold up a start; a server that is slow by itself is slow more often.
     // Told, not judged: how long a start takes is up to whoever else uses the machine.
     println!("{late} of {cycles} starts took longer than {READY_WITHIN:?}");
+    let accepted = drill.accepted();
     let summary = verdict(&drill.finish(), seed);
+    println!(
+        "torture: kill store={store:?} cycles={cycles} kills={kills} accepted={accepted} lost=0 repeated={} \
+         repeated-lane-max={} seed={seed}",
+        summary.repeats, summary.repeats_of_a_lane_max
+    );
     assert!(summary.messages > 10 * cycles, "there was hardly any load: {summary:?}");
 }
 
@@ -186,6 +318,7 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
 }
 
+const CYCLES_PER_ROUND: usize = 100;
 const READY_WITHIN: Duration = Duration::from_secs(2);
 /// The default of `shutdown_grace`.
 const GRACE: Duration = Duration::from_secs(30);

@@ -4,6 +4,7 @@
 //! `FAILOVER_SILENT=1` loses it without a word, as when a machine loses its power: connections break only when the nodes give
 //! them up.
 
+#[allow(dead_code)]
 #[path = "cluster/drill.rs"]
 mod drill;
 // It knows of more kinds of harm than this one.

@@ -35,7 +35,8 @@ pub struct Limits {
     pub loads: usize,
     /// Requests and unwritten outcomes of one lane: what a crash can make it repeat.
     pub unsettled: usize,
-    /// Requests of all lanes on the network.
+    /// Requests of all lanes on the network. The fewer of these slots are free, the fewer may one lane take: so lanes that
+    /// hang, however many, leave some for the others.
     pub in_flight: usize,
     /// A handed-over delivery that has stood so long without being sent is given a row.
     pub patience: Duration,
@@ -54,6 +55,19 @@ impl Default for Limits {
         }
     }
 }
+
+impl Limits {
+    /// How many requests one lane may have on the network while all of them have so many.
+    fn share(&self, in_flight: usize) -> usize {
+        // While none is free, a lane may stand in the queue for the next one.
+        let free = self.in_flight.saturating_sub(in_flight).max(1);
+        (free * SHARES_OF_UNSETTLED * self.unsettled / self.in_flight.max(1)).max(1)
+    }
+}
+
+/// Of the slots that are free one lane may have so many times the part that its `unsettled` is of all slots: one in 32 as
+/// the server's limits are. Then 900 lanes that hang leave 280 free, and each other one may have eight of these.
+const SHARES_OF_UNSETTLED: usize = 4;
 
 /// Memory is shared by all lanes, so none of them is told when another one frees some.
 const MEMORY_RECHECK: Duration = Duration::from_millis(50);
@@ -376,6 +390,7 @@ impl<C> Dispatcher<C> {
             }
         }
         lane.stored.blocked = blocked;
+        lane.stored.refill_at = lane.line.len() / 2;
         lane.spans.order.set(blocked, now);
         if rest != Rest::default() || blocked {
             // Something in the store may belong between what came and what was there before.
@@ -494,7 +509,8 @@ impl<C> Dispatcher<C> {
             lane.queued = false;
             let gate = lane.gate(now);
             let app = lane.settings.app;
-            let may_start = lane.has_free_slot(gate, self.limits.unsettled) && lane.rate_bound(gate, now).is_none();
+            let share = self.limits.share(self.in_flight);
+            let may_start = lane.has_free_slot(gate, &self.limits, share) && lane.rate_bound(gate, now).is_none();
             let elsewhere = Elsewhere { app_rate: self.turns.rated(app), slots: self.full };
             let parcel = if may_start { lane.start(gate, elsewhere, &mut self.ledger, now) } else { None };
             if parcel.is_some() {
@@ -560,7 +576,8 @@ impl<C> Dispatcher<C> {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         let gate = lane.gate(now);
         let mut timer = None;
-        let has_free_slot = lane.has_free_slot(gate, self.limits.unsettled);
+        // A lane that has its share is looked at again when one of its own requests ends; it has at least one.
+        let has_free_slot = lane.has_free_slot(gate, &self.limits, self.limits.share(self.in_flight));
         lane.spans.slots.set(lane.line.can_start() && !has_free_slot && gate == Gate::Open, now);
         if lane.line.can_start() && has_free_slot && !lane.queued {
             timer = lane.rate_bound(gate, now);
@@ -572,6 +589,9 @@ impl<C> Dispatcher<C> {
         }
         // Half a window is kept, so that a lane does not run dry while it is loaded.
         let has_room = lane.line.len() < (self.limits.window / 2).max(1) && lane.bytes() < self.limits.lane_bytes;
+        // A load reads again what the lane has already. A lane that gets on with nothing, because its receiver hangs,
+        // would read more and more each time that one more message comes.
+        let has_enough = lane.line.can_start() && lane.line.len() > lane.stored.refill_at;
         let wants_more = lane.stored.loading.is_none()
             && match gate {
                 Gate::Shut { .. } => false,
@@ -579,7 +599,7 @@ impl<C> Dispatcher<C> {
                 Gate::Probe => {
                     lane.watch.probe.is_none() && !lane.line.can_start() && lane.line.len() < SCANT_WINDOW && has_room
                 }
-                Gate::Bury | Gate::Open => has_room,
+                Gate::Bury | Gate::Open => has_room && !has_enough,
             };
         // A lane that has nothing may always load a little, so that others who fill the memory do not stop it.
         let memory_is_full = self.ledger.bytes >= self.limits.bytes / 2 && lane.held() > 0;

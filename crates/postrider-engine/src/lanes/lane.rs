@@ -5,7 +5,7 @@
 //! nothing however much waits in it, and a lane can be dropped and loaded again at any moment.
 
 use super::{
-    dispatcher::Cancel,
+    dispatcher::{Cancel, Limits},
     gate::{Gate, Watch},
     late::{Elsewhere, Span, Spans},
     order::Line,
@@ -414,15 +414,15 @@ impl<C> Lane<C> {
     }
 
     /// Whether one more may be started, as far as slots decide it.
-    pub fn has_free_slot(&self, gate: Gate, unsettled_max: usize) -> bool {
+    pub fn has_free_slot(&self, gate: Gate, limits: &Limits, share: usize) -> bool {
         let in_flight_max = match gate {
             Gate::Shut { .. } => return false,
             Gate::Bury => usize::MAX,
             Gate::Probe if self.watch.probe.is_some() && !planted(Bug::TwoProbes) => return false,
-            Gate::Probe => self.settings.in_flight_max,
-            Gate::Open => self.watch.slots(&self.settings) + usize::from(planted(Bug::OneInFlightTooMany)),
+            Gate::Probe => self.settings.in_flight_max.min(share),
+            Gate::Open => self.watch.slots(&self.settings).min(share) + usize::from(planted(Bug::OneInFlightTooMany)),
         };
-        self.in_flight < in_flight_max && self.in_flight + self.burying.len() + self.settling < unsettled_max
+        self.in_flight < in_flight_max && self.in_flight + self.burying.len() + self.settling < limits.unsettled
     }
 
     /// Until when the rate holds the lane back, if it does.

@@ -22,6 +22,8 @@ pub(super) struct Stored {
     /// Rows being written for deliveries that memory let go of.
     pub spilling: Spilling,
     pub loading: Option<Loading>,
+    /// While more than so many stand ready in memory, there is no need for a load: half of what the last one left there.
+    pub refill_at: usize,
 }
 
 /// A load under way reads the store as it was at some moment since it began.

@@ -691,7 +691,9 @@ impl Model {
             dead.retired |= dead.at < oldest;
         }
         let oldest = now.minus(retention.payloads.max(retention.attempts).max(retention.dead_letters));
-        if self.handed.iter().all(|id| self.accepted_at(id.message) >= oldest) {
+        // What a resend brought there is not held any more.
+        let mut held = self.handed.iter().filter(|id| !self.has_arrived(**id));
+        if held.all(|id| self.accepted_at(id.message) >= oldest) {
             let waiting = &self.waiting;
             self.counters.retain(|(endpoint, order), counter| {
                 let counts = |(id, wait): (&DeliveryId, &Wait)| {

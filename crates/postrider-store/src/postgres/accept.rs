@@ -17,6 +17,7 @@ use crate::{
     AcceptError, Accepted, Committed, IDEMPOTENCY_MEMORY, Letter, NewMessage,
     rows::{extra::Extra, to_json},
     shards::{Shard, Shards},
+    step,
 };
 use postrider_engine::{
     DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger,
@@ -111,6 +112,9 @@ pub async fn accept(db: &Db, here: &Here<'_>, keys: &[i64], messages: &[&NewMess
     take_event_ids(db, &mut batch).await?;
     count(db, here, &mut batch).await?;
     insert(db, &batch).await?;
+    if !batch.is_empty() {
+        step!("store.accepted");
+    }
     expire_later(db, &batch).await?;
     let served = news::pass_on(db, &passed_on(here, &batch)).await?;
     let mut received = Received::default();

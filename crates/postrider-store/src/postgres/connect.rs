@@ -10,7 +10,7 @@ use super::{
     rows, schema,
     shared::Shared,
 };
-use crate::{Migrated, StoreError};
+use crate::{Migrated, StoreError, step};
 use postrider_engine::Timestamp;
 use std::{
     sync::{Arc, Mutex},
@@ -86,6 +86,7 @@ impl PostgresStore {
         warn_of_settings(ears.db().map_err(failed)?).await.map_err(failed)?;
         let mut keeper = Keeper::new(writer.clone(), ears, options.clone());
         keeper.begin(now).await.map_err(failed)?;
+        step!("start.recovered");
         let keeping = tokio::spawn(keeper.keep(stopped));
         Ok(Self {
             readers: Readers::new(pool(READERS)?, READ_MAX),

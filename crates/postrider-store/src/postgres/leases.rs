@@ -21,6 +21,7 @@ use crate::{
     Committed,
     rows::minter::NODES,
     shards::{Shard, Shards, Tenure},
+    step,
 };
 use postrider_engine::Timestamp;
 use std::{
@@ -116,6 +117,7 @@ async fn claim(db: &Db, node: i64, count: usize) -> Result<Shards> {
         &[&node, &(count as i64)],
     )
     .await?;
+    step!("shards.claimed");
     Ok(taken.iter().map(|row| shard(row.get(0))).collect())
 }
 
@@ -341,6 +343,7 @@ impl Keeper {
             self.writer.doubt();
             return Ok(());
         };
+        step!("node.renewed");
         shared.renewed(tenure, sure_until(asked_at, &self.options));
         self.past = 0;
         self.hear_news().await?;
@@ -379,6 +382,9 @@ impl Keeper {
                 continue;
             };
             let is_stuck = taken.is_empty() && ids.is_empty();
+            if !taken.is_empty() {
+                step!("news.heard");
+            }
             // What ends a delivery comes after its message.
             shared.tell_in_order(taken);
             shared.tell_in_order(news);
@@ -442,7 +448,9 @@ impl Act {
                     Some(due) => due,
                     None => now(turn.db()).await?,
                 };
-                recover::bury_node(turn.db(), node, due).await.map(Some)
+                let buried = recover::bury_node(turn.db(), node, due).await;
+                step!("node.burying");
+                buried.map(Some)
             })
         });
         match buried.await {

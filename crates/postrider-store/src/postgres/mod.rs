@@ -603,7 +603,11 @@ impl Store for PostgresStore {
             Some(true) => None,
             Some(false) => look!(self.searchers, |db| tasks::count(db, task).await)?,
         };
-        turn!(self, [], |turn| tasks::advance(turn, task, counted, at).await)
+        turn!(self, [], |turn| {
+            let advanced = tasks::advance(turn, task, counted, at).await;
+            crate::step!("task.stepping");
+            advanced
+        })
     }
 
     async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError> {

@@ -15,6 +15,7 @@ use crate::{
     Cancelled, Committed,
     rows::Unreadable,
     shards::{Shard, Shards},
+    step,
 };
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 use std::collections::{HashMap, HashSet};
@@ -110,6 +111,7 @@ pub async fn publish(db: &Db, node: i64, owned: &Shards, events: &[Event]) -> Re
             &[&to_owners.shards, &to_owners.kinds, &to_owners.subjects, &to_owners.details],
         )
         .await?;
+        step!("news.published");
     }
     if !to_all.kinds.is_empty() {
         rows(

@@ -5,7 +5,7 @@
 //! requests are recognised by tables of their own, because no unique index reaches over partitions.
 
 use super::{Db, Result, row};
-use crate::Migrated;
+use crate::{Migrated, step};
 
 /// Raised with every migration. An older binary refuses a database of a newer version.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
@@ -281,6 +281,7 @@ pub async fn migrate(db: &Db) -> Result<Migrated> {
     let from = version(db).await?;
     for migration in MIGRATIONS.iter().skip(usize::try_from(from).unwrap_or(0)) {
         db.batch_execute(migration).await?;
+        step!("migration.step");
     }
     let to = VERSION.max(from);
     if from < to {
@@ -291,6 +292,7 @@ pub async fn migrate(db: &Db) -> Result<Migrated> {
         .await?;
     }
     db.batch_execute("COMMIT").await?;
+    step!("migration.done");
     Ok(Migrated { from, to })
 }
 

@@ -16,6 +16,7 @@ use crate::{
         codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
         millis,
     },
+    step,
 };
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
@@ -45,6 +46,9 @@ pub async fn settle(db: &Db, pieces: &[Piece], keys: &[i64], settlements: &[&Set
     }
     runs.line_up(db).await?;
     keep_health(db, settlements, &mut settled).await?;
+    if !settlements.is_empty() {
+        step!("store.settled");
+    }
     Ok(settled)
 }
 
@@ -393,6 +397,7 @@ async fn give_up(db: &Db, settlements: &[&Settlement], runs: &mut Runs) -> Resul
              ON CONFLICT (endpoint, message) DO NOTHING"
         );
         execute(db, &sql, &[&handed.endpoints, &handed.messages, &reasons(true), &ends(true), &handed.cycles]).await?;
+        step!("dead.written");
     }
     let stored = Ids::of(chosen(false));
     if stored.is_empty() {
@@ -462,6 +467,7 @@ async fn keep_health(db: &Db, settlements: &[&Settlement], settled: &mut Settled
         settlements.iter().filter_map(|one| Some((one.id.endpoint, one.health?))).collect();
     if !healths.is_empty() {
         health::put_many(db, &healths.into_iter().collect::<Vec<_>>()).await?;
+        step!("store.health");
     }
     for one in settlements {
         if let Some(why) = one.disable

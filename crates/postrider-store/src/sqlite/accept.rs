@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, rows::extra::Extra,
+    step,
 };
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;
@@ -35,6 +36,7 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
     let order = message.content.ordering_key.as_deref().map(OrderKey::of);
     let sequences = count(batch, &message, order)?;
     insert(batch, key, &message, &sequences)?;
+    step!("store.accepted");
 
     let NewMessage { app, at, content, owed, idempotency, .. } = message;
     if let Some(idempotency) = idempotency {

@@ -38,6 +38,7 @@ use crate::{
     records::*,
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
+    step,
     store::*,
 };
 use async_trait::async_trait;
@@ -143,6 +144,7 @@ impl SqliteStore {
         let pieces = read_pieces(&mut connection)?;
         let minter = Minter::starting_after(greatest_key(&connection, &pieces)?);
         let recovered = recover::recover(&mut connection, &pieces, now)?;
+        step!("start.recovered");
         if recovered > 0 {
             tracing::info!(deliveries = recovered, "found deliveries that were on their way when the last run ended");
         }
@@ -625,7 +627,12 @@ impl Store for SqliteStore {
             Some(true) => None,
             Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
         };
-        self.writer.run(move |batch| tasks::advance(batch, task, counted, at)).await
+        let advance = move |batch: &mut writer::Batch<'_>| {
+            let advanced = tasks::advance(batch, task, counted, at);
+            step!("task.stepping");
+            advanced
+        };
+        self.writer.run(advance).await
     }
 
     async fn task(&self, task: TaskKey) -> Result<Option<Task>, StoreError> {

@@ -4,6 +4,7 @@
 //! time, so that their trees and indexes stay small whatever the store has seen, and so that what is too old
 //! is dropped as a whole. A message and all its attempts live in the piece that was open when it was accepted.
 
+use crate::step;
 use rusqlite::{Connection, Transaction};
 
 /// Raised with every migration. An older binary refuses a database of a newer version.
@@ -286,7 +287,9 @@ pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
             step.execute_batch(&migration.each_piece.replace("{n}", &number.to_string()))?;
         }
         step.pragma_update(None, "user_version", next)?;
+        step!("migration.step");
         step.commit()?;
+        step!("migration.done");
     }
     Ok(())
 }
@@ -302,6 +305,7 @@ fn piece_numbers(step: &Transaction<'_>, version: i64) -> rusqlite::Result<Vec<i
 pub fn create_piece(transaction: &Transaction<'_>, number: i64, first_key: i64) -> rusqlite::Result<()> {
     transaction.execute_batch(&PIECE.replace("{n}", &number.to_string()))?;
     transaction.execute("INSERT INTO piece (number, first_key) VALUES (?1, ?2)", (number, first_key))?;
+    step!("piece.made");
     Ok(())
 }
 

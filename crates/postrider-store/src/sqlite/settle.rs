@@ -7,6 +7,7 @@ use crate::{
         codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
         millis,
     },
+    step,
 };
 use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
@@ -17,6 +18,7 @@ use rusqlite::{Connection, params_from_iter};
 pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) -> rusqlite::Result<()> {
     for settlement in settlements {
         settle_one(batch, settlement)?;
+        step!("store.settled");
     }
     Ok(())
 }
@@ -57,6 +59,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
             };
             if ends_now {
                 bury(connection, id, reason, settlement.at, settlement.cycle)?;
+                step!("dead.written");
             }
         }
         Next::Nothing => {
@@ -68,6 +71,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
     }
     if let Some(health) = settlement.health {
         health::put(&batch.transaction, id.endpoint, health)?;
+        step!("store.health");
     }
     if let Some(why) = settlement.disable {
         disable(batch, id.endpoint, why, settlement.at)?;

@@ -10,7 +10,7 @@ use super::{
     repeats::{self, Repeats, Seen},
     schema,
 };
-use crate::{Committed, StoreError, rows::minter::Minter};
+use crate::{Committed, StoreError, rows::minter::Minter, step};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
@@ -39,6 +39,9 @@ fn gap_after(jobs: usize) -> Duration {
 }
 
 const CROWD: usize = 24;
+
+/// A disk that fails once may have a bad moment. One that goes on failing is for a person to look at.
+const DISK_PATIENCE: Duration = Duration::from_secs(10);
 
 pub const WATERMARK: &str = "settled_through";
 pub const MINTED: &str = "minted_through";
@@ -282,6 +285,7 @@ impl Writer {
             newest: 0,
             noted_at: Instant::now(),
             noted: None,
+            failing_since: None,
         };
         let thread = std::thread::Builder::new()
             .name("postrider-writer".into())
@@ -343,6 +347,8 @@ struct State {
     newest: i64,
     noted_at: Instant,
     noted: Option<i64>,
+    /// Since when every commit has failed for the disk's sake.
+    failing_since: Option<Instant>,
 }
 
 impl State {
@@ -353,9 +359,15 @@ impl State {
             jobs.push(first);
             jobs.extend(queue.try_iter().take(BATCH_JOBS_MAX - 1));
             let gap = gap_after(jobs.len());
+            let changes = self.connection.total_changes();
             let result = self.commit(&mut jobs);
+            let is_lost = self.is_disk_lost(&result, self.connection.total_changes() > changes);
             for job in jobs.drain(..) {
                 job.finish(result.clone());
+            }
+            if is_lost {
+                tracing::error!("the disk has failed every write for {DISK_PATIENCE:?}; nothing more is written");
+                return;
             }
             if let Some(rest) = gap.checked_sub(begun.elapsed()) {
                 std::thread::sleep(rest);
@@ -363,6 +375,22 @@ impl State {
         }
         if let Err(error) = self.note_watermark_now() {
             tracing::warn!(%error, "could not note how far everything is settled; the next start looks through more");
+        }
+    }
+
+    /// Whether the disk has failed for so long that it is better to end than to go on without it.
+    fn is_disk_lost(&mut self, result: &Result<(), StoreError>, wrote: bool) -> bool {
+        match result {
+            Err(StoreError::Unreachable(_)) => {
+                self.failing_since.get_or_insert_with(Instant::now).elapsed() >= DISK_PATIENCE
+            }
+            // Nothing was asked of the disk.
+            Ok(()) if !wrote => false,
+            // A full disk may have room again, and that is not for a restart to bring about.
+            Ok(()) | Err(_) => {
+                self.failing_since = None;
+                false
+            }
         }
     }
 
@@ -384,6 +412,7 @@ impl State {
             // Nobody listens during a clean stop; the next start finds the same in the store.
             let _ = self.committed.send(changes.committed);
         }
+        step!("store.told");
         Ok(())
     }
 
@@ -407,6 +436,7 @@ impl State {
             attempted: false,
         };
         batch.begin_piece_if_due()?;
+        step!("store.begun");
         for job in jobs {
             job.run(&mut batch)?;
         }
@@ -419,7 +449,9 @@ impl State {
         let filed = batch.repeats.file(&batch.transaction, &batch.pieces, batch.new_repeats.len())?;
         let Batch { transaction, pieces, piece_messages, committed, handed, landed, newly_ended, new_repeats, .. } =
             batch;
+        step!("store.written");
         transaction.commit()?;
+        step!("store.committed");
         if let Some(watermark) = watermark {
             self.noted_at = Instant::now();
             self.noted = Some(watermark);
@@ -483,6 +515,8 @@ pub fn translate(error: &rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy,
+        // Of the disk, not of what was asked: it may go better next time.
+        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => StoreError::Unreachable(error.to_string()),
         _ => StoreError::Database(error.to_string()),
     }
 }

@@ -186,7 +186,8 @@ fn read_toml(path: &Path, text: &str) -> Result<Dict, SettingsError> {
         path: path.to_owned(),
         // The parser's own display quotes the line, and the line may hold a secret.
         line: error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1),
-        message: error.message().to_owned(),
+        // For characters that TOML does not know at all, the parser gives no reason.
+        message: Some(error.message()).filter(|message| !message.is_empty()).unwrap_or("this is not TOML").to_owned(),
     })
 }
 

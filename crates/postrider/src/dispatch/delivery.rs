@@ -15,7 +15,7 @@ use postrider_engine::{
     policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
 };
 use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
-use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure};
+use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure, step};
 use rand::rngs::StdRng;
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -90,12 +90,14 @@ impl Carrier {
         if !self.store.may_send(tenure) && !planted(Bug::SendsWithoutLease) {
             return Settled::untouched(&parcel, started);
         }
+        step!("send.begun");
         let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
         let times = (started, started.plus(exchange.duration));
         let verdict = {
             let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
             policy::judge(&rules.policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
         };
+        step!("send.decided");
         self.settle(parcel, &endpoint, &exchange, verdict, times)
     }
 

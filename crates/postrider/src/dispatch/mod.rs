@@ -33,7 +33,7 @@ use postrider_engine::{
     planted::{Bug, planted},
     policy::{Health, Next, Progress},
 };
-use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting};
+use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting, step};
 use rand::rngs::StdRng;
 use settings::gone_lane;
 use shards::Entering;
@@ -183,6 +183,13 @@ impl Dispatch {
         }
     }
 
+    /// With so many requests on the network at most, if that is less than usual.
+    pub fn with_requests_max(mut self, requests_max: usize) -> Self {
+        let limits = Limits::default();
+        self.engine = Dispatcher::new(Limits { in_flight: limits.in_flight.min(requests_max.max(1)), ..limits });
+        self
+    }
+
     /// Runs until told to stop and everything is given up: what was handed over has rows, and what was on the network has
     /// been settled.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
@@ -204,6 +211,7 @@ impl Dispatch {
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
             if self.stopping && self.is_at_rest() {
+                step!("stop.at_rest");
                 return;
             }
             let nap = pin!(nap_until(self.wake_at(may_send)));
@@ -299,6 +307,7 @@ impl Dispatch {
                 let (tenure, reign) = (self.tenure, self.reign);
                 tokio::spawn(async move {
                     let written = insist_as_owner(|| store.spill(tenure, deliveries.clone(), now)).await;
+                    step!("spill.done");
                     let spilled = written.map(|()| deliveries.into_iter().map(|(id, _)| id).collect());
                     let _ = events.send(Event::Spilled(reign, spilled));
                 });
@@ -316,7 +325,9 @@ impl Dispatch {
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
         let (tenure, reign) = (self.tenure, self.reign);
         tokio::spawn(async move {
+            step!("settle.begun");
             let written = insist_as_owner(|| store.settle(tenure, Arc::clone(&batch))).await;
+            step!("settle.done");
             let _ = events.send(Event::Settled(reign, written.map(|()| batch)));
         });
     }
@@ -350,6 +361,7 @@ impl Dispatch {
                 }
             }
             Event::Loaded(endpoint, loaded) => {
+                step!("lane.loaded");
                 let parcels = loaded.deliveries.into_iter().map(|waiting| stored_parcel(waiting, now)).collect();
                 let rest = Rest { more: loaded.more, next_due: loaded.next_due, blocked: loaded.blocked };
                 self.engine.loaded(endpoint, parcels, rest, now);

@@ -10,7 +10,7 @@ use postrider_engine::{
     AppKey, Timestamp,
     planted::{Bug, planted},
 };
-use postrider_store::{Committed, Shard, Shards, Tenure};
+use postrider_store::{Committed, Shard, Shards, Tenure, step};
 use std::sync::Arc;
 use tokio::{task::AbortHandle, time::Instant};
 
@@ -82,6 +82,7 @@ impl Dispatch {
         if self.store.own(self.tenure, shards).is_err() {
             return self.depose();
         }
+        step!("shards.entered");
         self.hear_early();
     }
 
@@ -177,6 +178,7 @@ impl Dispatch {
         let (store, events, tenure, reign) = (Arc::clone(&self.store), self.events.clone(), self.tenure, self.reign);
         tokio::spawn(async move {
             let written = insist_as_owner(|| store.disown(tenure, shards)).await;
+            step!("shards.given_up");
             let _ = events.send(Event::Disowned(reign, written));
         });
     }

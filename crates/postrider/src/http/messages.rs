@@ -18,16 +18,16 @@ use super::{
 use crate::{
     directory::AppEntry,
     ids::IdCodec,
-    ingest::{NewEvent, content::DELIVER_AHEAD_MAX},
+    ingest::{NewEvent, content::DELIVER_AHEAD_MAX, gate::Pass},
     tokens::Principal,
 };
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
 };
-use http::{StatusCode, request::Parts};
+use http::{StatusCode, header, request::Parts};
 use postrider_engine::{MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content, Message, Order};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, step};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
@@ -99,6 +99,7 @@ impl<'a> MessageOut<'a> {
     responses((status = 202, body = MessageOut, description = "Stored, and on its way")))]
 async fn create(
     State(api): State<Arc<Api>>,
+    _pass: Admitted,
     target: Target,
     key: IdempotencyKey,
     mut query: Query,
@@ -156,7 +157,10 @@ pub async fn accept<'a>(
     shown: Shown<'a>,
 ) -> Result<MessageOut<'a>, Error> {
     let content = event.content.clone();
-    match api.ingest.accept(app, event).await {
+    step!("request.read");
+    let accepted = api.ingest.accept(app, event).await;
+    step!("answer.ready");
+    match accepted {
         Ok(Accepted::Now(key)) => Ok(MessageOut::new(&api.ids, key, made_at(key), content, shown)),
         Ok(Accepted::Before(key)) => {
             let message = api.store.message(app.application.key, By::Key(key)).await?.ok_or(Error::NotFound)?;
@@ -170,6 +174,27 @@ pub async fn accept<'a>(
         Err(AcceptError::Store(fault)) => Err(fault.into()),
     }
 }
+
+/// There is room for one more. First of all, so that it costs little to say that there is none.
+struct Admitted(#[allow(dead_code, reason = "it is there to be dropped")] Pass);
+
+impl FromRequestParts<Arc<Api>> for Admitted {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let told = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let bytes = told.unwrap_or(api.settings.body_max).min(api.settings.body_max);
+        if let Some(pass) = api.ingest.gate().enter(bytes) {
+            return Ok(Self(pass));
+        }
+        // To say no at once would invite the next request at once, and saying no would be all that gets done.
+        tokio::time::sleep(BEFORE_REFUSING).await;
+        Err(Error::Unavailable { retry_after: Duration::from_secs(1) })
+    }
+}
+
+/// Less than it takes to write down what is on its way in.
+const BEFORE_REFUSING: Duration = Duration::from_millis(100);
 
 /// The application that a message is for. It may come into being along with the message.
 enum Target {

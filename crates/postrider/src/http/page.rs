@@ -43,10 +43,12 @@ pub struct Name(pub String);
 
 impl ListKey for Name {
     fn show(&self, _: &IdCodec) -> String {
-        self.0.clone()
+        // A dash in front would lead back.
+        if self.0.starts_with('-') { format!("{DASH_FOLLOWS}{}", self.0) } else { self.0.clone() }
     }
     fn read(text: &str, _: &IdCodec) -> Option<Self> {
-        is_name(text).then(|| Self(text.to_owned()))
+        let name = text.strip_prefix(DASH_FOLLOWS).filter(|rest| rest.starts_with('-')).unwrap_or(text);
+        is_name(name).then(|| Self(name.to_owned()))
     }
 }
 
@@ -121,13 +123,14 @@ impl Asked<Name> {
 
 fn cut<K: ListKey>(text: &str, ids: &IdCodec) -> Result<Cut<K>, Error> {
     let cut = match text.strip_prefix('-') {
-        // A name may begin with a dash itself; read it so only if nothing else fits.
         Some(rest) => K::read(rest, ids).map(Cut::Before),
         None => K::read(text, ids).map(Cut::Past),
     };
     cut.ok_or_else(|| Error::invalid_query("iterator", "is not an iterator of this list"))
 }
 
+/// No name has it, and no URL needs to encode it.
+const DASH_FOLLOWS: char = '~';
 const LIMIT_DEFAULT: i64 = 50;
 const LIMIT_MAX: i64 = 250;
 
@@ -183,6 +186,20 @@ mod tests {
             assert_eq!((back.data, back.done), (pages[1].clone(), false));
             let begin = list(&format!("limit=3&order={order}&iterator={}", back.prev_iterator.unwrap()));
             assert_eq!((begin.data, begin.done), (pages[0].clone(), true));
+        }
+    }
+
+    #[test]
+    fn a_name_that_begins_with_a_dash_leads_on_and_back() {
+        let names = ["--x", "-a", "a"].map(|name| Name(name.to_owned()));
+        for name in names {
+            let first = Asked::take(&mut Query::default(), &ids(), Order::Ascending).unwrap();
+            let page = first.answer(vec![name.clone()], &ids(), Name::clone, |name| name.0);
+            for (iterator, cut) in [(page.iterator, Cut::Past(name.clone())), (page.prev_iterator, Cut::Before(name))] {
+                let query = format!("iterator={}", iterator.unwrap());
+                let asked = Asked::<Name>::take(&mut Query::read(Some(&query)), &ids(), Order::Ascending).unwrap();
+                assert_eq!(asked.page().from, Some(cut), "{query}");
+            }
         }
     }
 

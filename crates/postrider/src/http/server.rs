@@ -12,6 +12,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
 };
+use postrider_store::step;
 use std::{
     collections::HashMap,
     convert::Infallible,
@@ -349,7 +350,12 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(cx, data)
+        // Everything goes out this way or, if there is more than one piece, the other.
+        let mut stream = self.stream();
+        step!("answer.half_written", stream.as_mut().poll_write(cx, &data[..data.len() / 2]));
+        let polled = stream.poll_write(cx, data);
+        step!("answer.written");
+        polled
     }
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream().poll_flush(cx)
@@ -362,7 +368,11 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(cx, data)
+        let mut stream = self.stream();
+        step!("answer.half_written", stream.as_mut().poll_write(cx, &data[0][..data[0].len() / 2]));
+        let polled = stream.poll_write_vectored(cx, data);
+        step!("answer.written");
+        polled
     }
     fn is_write_vectored(&self) -> bool {
         self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)

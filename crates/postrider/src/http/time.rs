@@ -54,7 +54,9 @@ fn is_rfc_3339(text: &[u8]) -> bool {
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match jiff::Timestamp::from_millisecond(self.0.as_millis()) {
+        let (seconds, millis) = (self.0.as_millis().div_euclid(1_000), self.0.as_millis().rem_euclid(1_000));
+        // Not by milliseconds: those end before the last second does.
+        match jiff::Timestamp::new(seconds, millis as i32 * 1_000_000) {
             Ok(time) => write!(f, "{time}"),
             // Times of ours are far inside; sums that saturated are not.
             Err(_) if self.0.as_millis() < 0 => write!(f, "{}", jiff::Timestamp::MIN),
@@ -127,5 +129,7 @@ mod tests {
         let time: Time = "2026-01-31T12:00:00.250+01:00".parse().unwrap();
         assert_eq!(time.to_string(), "2026-01-31T11:00:00.25Z");
         assert!(Time(Timestamp::from_millis(i64::MAX)).to_string().starts_with("9999-"));
+        let last = "9999-12-30T22:00:00.968Z";
+        assert_eq!(last.parse::<Time>().unwrap().to_string(), last);
     }
 }

@@ -1,11 +1,13 @@
 //! Takes a message in: works out whom it is owed to, and hands it to the store.
 
 pub mod content;
+pub mod gate;
 
 use crate::{
     clock::Clock,
     directory::{AppEntry, Directory, EndpointEntry},
 };
+use gate::{Gate, GateLimits};
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
 use postrider_store::{AcceptError, Accepted, By, Content, Idempotency, NewMessage, Store};
 use std::sync::Arc;
@@ -17,6 +19,7 @@ pub struct Ingest {
     store: Arc<dyn Store>,
     directory: Arc<Directory>,
     clock: Clock,
+    gate: Arc<Gate>,
     accepted: metrics::Counter,
 }
 
@@ -31,7 +34,13 @@ pub struct NewEvent {
 
 impl Ingest {
     pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, clock: Clock) -> Self {
-        Self { store, directory, clock, accepted: metrics::counter!("postrider_messages_accepted_total") }
+        let gate = Arc::new(Gate::new(GateLimits::default()));
+        Self { store, directory, clock, gate, accepted: metrics::counter!("postrider_messages_accepted_total") }
+    }
+
+    /// What a message from outside must go through before anything of it is read.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// After `Ok` the message and all that it owes are on the disk.

@@ -10,7 +10,7 @@
 //! offers a row has seen all those before it stored, even if two nodes believe at once that they are the one to relay.
 
 mod desk;
-mod row;
+pub(crate) mod row;
 
 pub use desk::Desk;
 

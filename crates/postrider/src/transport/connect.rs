@@ -7,6 +7,7 @@
 use super::failure::Failure;
 use super::resolve::Resolver;
 use super::url::Destination;
+use postrider_store::step;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -61,6 +62,7 @@ impl Connector {
     }
 
     pub async fn open(&self, destination: &Destination) -> Result<Link, Failure> {
+        step!("send.connecting");
         let addresses = self.resolver.vetted(&destination.host, destination.port).await?;
         let tcp = dial_first(&addresses).await?;
         let Some(name) = &destination.tls else {
@@ -165,10 +167,14 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
-            Stream::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
-        }
+        let mut write = match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp as &mut (dyn AsyncWrite + Unpin + Send)),
+            Stream::Tls(tls) => Pin::new(tls as &mut (dyn AsyncWrite + Unpin + Send)),
+        };
+        step!("send.half_written", write.as_mut().poll_write(cx, &buf[..buf.len() / 2]));
+        let polled = write.poll_write(cx, buf);
+        step!("send.written");
+        polled
     }
 
     fn poll_write_vectored(
@@ -176,10 +182,14 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
-            Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
-        }
+        let mut write = match self.get_mut() {
+            Stream::Plain(tcp) => Pin::new(tcp as &mut (dyn AsyncWrite + Unpin + Send)),
+            Stream::Tls(tls) => Pin::new(tls as &mut (dyn AsyncWrite + Unpin + Send)),
+        };
+        step!("send.half_written", write.as_mut().poll_write(cx, &bufs[0][..bufs[0].len() / 2]));
+        let polled = write.poll_write_vectored(cx, bufs);
+        step!("send.written");
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

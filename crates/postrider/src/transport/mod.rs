@@ -29,6 +29,7 @@ use hyper::body::{Body, Incoming};
 use pool::{BODY_READ_MAX, Line, Pool};
 use postrider_engine::outcome::Timeouts;
 use postrider_engine::{Answer, Control, Fault, Outcome, TimeoutPhase};
+use postrider_store::step;
 use redirect::{Refusal, Step, Trail, carry_over};
 use resolve::Resolver;
 use std::sync::Arc;
@@ -222,6 +223,7 @@ impl Transport {
                 }
                 (Err(failure), _) => return Err((failure, connection)),
             };
+            step!("send.head_read");
             let Answered { response, line, destination } = answered;
             let (head, incoming) = response.into_parts();
             let step = trail.step(&head, &self.rules.as_url_rules());

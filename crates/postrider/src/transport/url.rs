@@ -35,7 +35,7 @@ pub struct EndpointUrl {
 
 /// Where connections to a URL go; URLs that differ only in their path share connections.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(crate) struct Destination {
     pub key: Arc<str>,
     pub host: Host,
     pub port: u16,
@@ -44,14 +44,14 @@ pub(super) struct Destination {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Host {
+pub(crate) enum Host {
     Name(Box<str>),
     Ip(IpAddr),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    #[error("the URL has {0} characters; at most {LENGTH_MAX} are allowed")]
+    #[error("the URL has {0} characters as it would be sent; at most {LENGTH_MAX} are allowed")]
     TooLong(usize),
     #[error("this is not a complete URL ({0}); write it like https://example.com/webhooks")]
     Unreadable(#[from] url::ParseError),
@@ -86,7 +86,7 @@ impl EndpointUrl {
     }
 
     /// Where a `Location` in this URL's answer points: judged as if a customer had typed it.
-    pub(super) fn join(&self, location: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
+    pub(crate) fn join(&self, location: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
         check_length(location)?;
         let base = Url::parse(&self.text).expect("the parser reads what it has written");
         Self::vet(base.join(location)?, rules)
@@ -103,19 +103,19 @@ impl EndpointUrl {
         &self.text[..end]
     }
 
-    pub(super) fn destination(&self) -> &Arc<Destination> {
+    pub(crate) fn destination(&self) -> &Arc<Destination> {
         &self.destination
     }
 
-    pub(super) fn path(&self) -> &Uri {
+    pub(crate) fn path(&self) -> &Uri {
         &self.path
     }
 
-    pub(super) fn absolute(&self) -> &Uri {
+    pub(crate) fn absolute(&self) -> &Uri {
         &self.absolute
     }
 
-    pub(super) fn host_header(&self) -> &HeaderValue {
+    pub(crate) fn host_header(&self) -> &HeaderValue {
         &self.host_header
     }
 
@@ -133,7 +133,8 @@ impl EndpointUrl {
         let host = vet_host(&mut url, rules.guard)?;
         let port = url.port_or_known_default().expect("http and https have default ports");
         vet_port(port, rules.ports_opened)?;
-        if url.as_str().len() > NORMALISED_LENGTH_MAX {
+        // What is stored is read again at each start, by the same rules as what was typed.
+        if url.as_str().len() > LENGTH_MAX {
             return Err(UrlError::TooLong(url.as_str().len()));
         }
         Self::prepare(&url, host, port, https)
@@ -260,9 +261,6 @@ fn vet_port(port: u16, opened: &[u16]) -> Result<(), UrlError> {
 }
 
 const LENGTH_MAX: usize = 2048;
-
-/// Percent-encoding can make nine characters of one; browsers and receivers stop near 8 KiB.
-const NORMALISED_LENGTH_MAX: usize = 8192;
 
 const PRIVATE_ZONES: [&str; 4] = ["local", "internal", "localdomain", "home.arpa"];
 
@@ -439,6 +437,16 @@ mod tests {
         }
         let long = format!("https://example.com/{}", "a".repeat(65_536));
         assert!(matches!(parse(&long), Err(UrlError::TooLong(_))));
+    }
+
+    #[test]
+    fn what_is_too_long_once_it_is_encoded_is_refused_when_it_is_set_and_not_when_it_is_called() {
+        let long = format!("https://example.com/{}", "ü".repeat(400));
+        assert_eq!(parse(&long), Err(UrlError::TooLong(20 + 6 * 400)));
+        let longest = format!("https://example.com/{}", "ü".repeat(338));
+        let stored = parse(&longest).unwrap();
+        assert_eq!(stored.as_str().len(), 2048);
+        assert_eq!(parse(stored.as_str()), Ok(stored));
     }
 
     #[test]

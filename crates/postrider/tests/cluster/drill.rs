@@ -10,6 +10,7 @@ use super::{
         cluster::Cluster,
         eventually,
         receiver::{Answer, Receiver},
+        server::Server,
     },
 };
 use bytes::Bytes;
@@ -72,6 +73,43 @@ impl Drill {
         self.faults.push(Fault { kind, from, to });
     }
 
+    /// Kills a node and starts it again, and waits for nothing more than that it is ready.
+    pub fn kill_and_go_on(&mut self, node: usize, lease: Duration) {
+        let from = Instant::now();
+        self.cluster.nodes[node].server.kill();
+        self.cluster.nodes[node].server.start_again();
+        self.note_kill(node, from, lease);
+    }
+
+    /// Starts a node, which must not be running, so that it ends at a mark, and waits until it has. `then` is done once it is
+    /// ready, if it gets so far. Panics if it never comes by there.
+    pub fn end_at(&mut self, node: usize, crash_at: &str, lease: Duration, then: impl FnOnce(&mut Server)) {
+        let from = Instant::now();
+        let server = &mut self.cluster.nodes[node].server;
+        server.set_variables(&[("CRASH_AT", crash_at)]);
+        server.begin_again();
+        let mut then = Some(then);
+        let status = loop {
+            if let Some(status) = server.has_ended() {
+                break status;
+            }
+            if then.is_some() && server.is_ready() {
+                let then = then.take().expect("it was looked at");
+                then(server);
+            }
+            assert!(from.elapsed() < FLOW_WITHIN, "it did not come by {crash_at}; its log says:\n{}", server.log());
+            thread::sleep(POLL / 5);
+        };
+        server.set_variables(&[]);
+        assert_eq!(status.code(), None, "it ended otherwise than at {crash_at}: {status}\n{}", server.log());
+        self.note_kill(node, from, lease);
+    }
+
+    /// What it had under way is taken up by others when its lease has ended, if not before.
+    pub fn note_kill(&mut self, node: usize, from: Instant, lease: Duration) {
+        self.faults.push(Fault { kind: Kind::Killed { node }, from, to: Instant::now() + 2 * lease });
+    }
+
     /// Waits until something new has come to every endpoint.
     pub fn wait_for_flow(&self) {
         let began = Instant::now();
@@ -105,6 +143,8 @@ impl Drill {
             let _ = tokio::time::timeout_at(deadline, rest(&mut client, &events)).await;
         });
         println!("at rest {:?} after the last event", ended.elapsed());
+        // A call that was given up would be in the way of the next.
+        let mut client = Client::new(self.cluster.nodes[0].server.address(), self.cluster.token());
         let mut logs = self.runtime.block_on(look(&mut client)).expect("the node answers");
         let book = self.book.lock();
         println!("{} requests of producers got no answer in time", book.unanswered);

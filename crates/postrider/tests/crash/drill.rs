@@ -21,11 +21,12 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    os::unix::process::ExitStatusExt,
     process::ExitStatus,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -36,6 +37,8 @@ pub struct Drill {
     pub server: Server,
     pub receiver: Receiver,
     pub runs: Vec<Run>,
+    /// Then nothing can be said about how long a retry waited.
+    pub clock_was_set: bool,
     runtime: Runtime,
     book: Arc<Book>,
     producers: Vec<JoinHandle<()>>,
@@ -47,7 +50,11 @@ impl Drill {
     pub fn start(store: StoreKind, seed: u64, flags: &[&str]) -> Self {
         let receiver = Receiver::start();
         let began = Instant::now();
-        let server = Server::start_on(store, flags);
+        Self::start_with(Server::start_on(store, flags), receiver, began, seed)
+    }
+
+    /// With a server that has just been started.
+    pub fn start_with(server: Server, receiver: Receiver, began: Instant, seed: u64) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&server, &receiver));
         let book = Arc::<Book>::default();
@@ -56,7 +63,8 @@ impl Drill {
             .map(|number| runtime.spawn(produce(Arc::clone(&book), client(), seed.wrapping_add(number))))
             .collect();
         let observer = runtime.spawn(observe(Arc::clone(&book), client()));
-        Self { server, receiver, runs: vec![Run { began, end: None }], runtime, book, producers, observer }
+        let runs = vec![Run { began, end: None }];
+        Self { server, receiver, runs, clock_was_set: false, runtime, book, producers, observer }
     }
 
     /// Lets it run. This is when the fault comes, and nothing waits for it.
@@ -101,6 +109,44 @@ impl Drill {
         self.receiver.always(path, Answer::Status(204));
     }
 
+    /// Besides the load: messages that their receiver refuses for good, and replays of them. None of it is judged but that
+    /// what was accepted is there.
+    pub fn make_dead_letters(&mut self) {
+        let client = || Client::new(self.server.address(), self.server.token());
+        self.runtime.block_on(async {
+            let mut client = client();
+            client.create("/api/v1/app", &json!({ "name": SIDE, "uid": SIDE })).await;
+            let endpoint = json!({ "url": self.receiver.url(SIDE_PATH), "uid": SIDE, "circuitBreaker": false });
+            client.create(&format!("/api/v1/app/{SIDE}/endpoint"), &endpoint).await;
+        });
+        self.receiver.always(SIDE_PATH, Answer::Status(400));
+        self.producers.push(self.runtime.spawn(refuse_and_replay(Arc::clone(&self.book), client())));
+    }
+
+    /// Starts it so that it ends at a mark, and waits until it has. `then` is done once it is ready, if it gets so far.
+    /// Panics if it never comes by there.
+    pub fn end_at(&mut self, mark: &str, times: u32, then: impl FnOnce(&mut Server, &Receiver)) {
+        let crash_at = format!("{mark}:{times}");
+        self.server.set_variables(&[("CRASH_AT", &crash_at)]);
+        self.begin_again();
+        let began = Instant::now();
+        let mut then = Some(then);
+        let status = loop {
+            if let Some(status) = self.server.has_ended() {
+                break status;
+            }
+            if then.is_some() && self.server.is_ready() {
+                let then = then.take().expect("it was looked at");
+                then(&mut self.server, &self.receiver);
+            }
+            assert!(began.elapsed() < PATIENCE, "it did not come by {crash_at}; its log says:\n{}", self.server.log());
+            thread::sleep(POLL / 5);
+        };
+        self.note_end(End::Killed { at: Instant::now() });
+        self.server.set_variables(&[]);
+        assert_eq!(status.signal(), Some(ABORTED), "it ended otherwise than at {crash_at}: {status}");
+    }
+
     /// Waits until the server says that it does what it was asked to.
     pub fn wait_for_word(&self, word: &str) {
         let is_said = async || self.server.log().contains(word).then_some(());
@@ -109,6 +155,12 @@ impl Drill {
 
     pub fn accepted(&self) -> usize {
         self.book.events().iter().filter(|event| event.accepted.is_some()).count()
+    }
+
+    /// Answers so far that said "not now".
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn refusals(&self) -> usize {
+        self.book.refusals.load(Relaxed)
     }
 
     /// Ends the load, waits until nothing is left to do, and gathers what everyone has to say.
@@ -127,7 +179,17 @@ impl Drill {
             let events = self.book.events().clone();
             let _ = tokio::time::timeout(PATIENCE, rest(&mut client, &events)).await;
         });
+        // A call that was given up would be in the way of the next.
+        let mut client = Client::new(self.server.address(), self.server.token());
         let view = self.runtime.block_on(look(&mut client)).expect("the server answers");
+        let refused = std::mem::take(&mut *self.book.refused.lock().expect("no one panics while holding it"));
+        if !refused.is_empty() {
+            let path = format!("/api/v1/app/{SIDE}/msg");
+            let found = self.runtime.block_on(client.list::<MessageOut>(&path)).expect("the server answers");
+            let found: HashSet<String> = found.into_iter().map(|message| message.id).collect();
+            assert!(refused.iter().all(|id| found.contains(id)), "of {} messages some are lost", refused.len());
+            println!("{} messages were refused for good and replayed", refused.len());
+        }
         Logs {
             endpoints: endpoints(),
             events: self.book.events().clone(),
@@ -135,6 +197,7 @@ impl Drill {
             view,
             sightings: self.book.sightings().values().cloned().collect(),
             runs: self.runs,
+            clock_was_set: self.clock_was_set,
         }
     }
 }
@@ -145,6 +208,10 @@ struct Book {
     events: Mutex<Vec<Event>>,
     /// The first of each delivery.
     sightings: Mutex<HashMap<(String, String), Sighting>>,
+    /// What was accepted to be refused by its receiver.
+    refused: Mutex<Vec<String>>,
+    /// Answers that said "not now".
+    refusals: AtomicUsize,
     is_over: AtomicBool,
 }
 
@@ -264,21 +331,40 @@ async fn offer_until_accepted(book: &Book, client: &mut Client, number: usize, r
     loop {
         book.events()[number].offers += 1;
         let is_first = book.events()[number].offers == 1;
-        match client.send(Method::POST, &request.path, &key, &request.body).await {
-            Ok((StatusCode::ACCEPTED, body)) => {
+        let Ok((head, body)) = client.send_whole(Method::POST, &request.path, &key, &request.body).await else {
+            tokio::time::sleep(BEFORE_REPEATING).await;
+            continue;
+        };
+        match head.status {
+            StatusCode::ACCEPTED => {
                 let answer: MessageOut = serde_json::from_slice(&body).expect("a message");
                 return Receipt { message: Some(answer.id) };
             }
-            Ok((StatusCode::CONFLICT, _)) if request.has_event_id && key.is_empty() && !is_first => {
+            StatusCode::CONFLICT if request.has_event_id && key.is_empty() && !is_first => {
                 return Receipt { message: None };
             }
-            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, _)) | Err(Broken(_)) => {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                assert!(head.headers.contains_key("retry-after"), "not now, but when? {head:?}");
+                book.refusals.fetch_add(1, Relaxed);
                 tokio::time::sleep(BEFORE_REPEATING).await;
             }
-            Ok((status, body)) => {
-                panic!("event {number} got {status} {} for {}", String::from_utf8_lossy(&body), request.body)
-            }
+            status => panic!("event {number} got {status} {} for {}", String::from_utf8_lossy(&body), request.body),
         }
+    }
+}
+
+async fn refuse_and_replay(book: Arc<Book>, mut client: Client) {
+    let message = json!({ "eventType": "order.paid", "payload": {} }).to_string();
+    let since = json!({ "since": "2020-01-01T00:00:00Z" }).to_string();
+    while !book.is_over.load(Relaxed) {
+        let path = format!("/api/v1/app/{SIDE}/msg");
+        if let Ok((StatusCode::ACCEPTED, body)) = client.send(Method::POST, &path, &[], &message).await {
+            let answer: MessageOut = serde_json::from_slice(&body).expect("a message");
+            book.refused.lock().expect("no one panics while holding it").push(answer.id);
+        }
+        let path = format!("/api/v1/app/{SIDE}/endpoint/{SIDE}/recover");
+        let _ = client.send(Method::POST, &path, &[], &since).await;
+        tokio::time::sleep(POLL * 5).await;
     }
 }
 
@@ -341,6 +427,7 @@ async fn look(client: &mut Client) -> Result<View, Broken> {
 fn arrivals(receiver: &Receiver, runs: &[Run]) -> Vec<Arrival> {
     let mut run_of: HashMap<usize, usize> = HashMap::new();
     let mut arrivals = receiver.arrivals();
+    arrivals.retain(|arrival| arrival.path != SIDE_PATH);
     arrivals.sort_by_key(|arrival| arrival.opened);
     arrivals
         .into_iter()
@@ -393,6 +480,10 @@ struct VerdictOut {
     attempt_number: u32,
 }
 
+const SIDE: &str = "side";
+const SIDE_PATH: &str = "/side";
+/// SIGABRT.
+const ABORTED: i32 = 6;
 const PRODUCERS: u64 = 8;
 /// Between two events of one producer; with it, a machine of two cores is busy and not swamped.
 const THINKING: Duration = Duration::from_millis(5);

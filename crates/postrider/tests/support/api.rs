@@ -4,7 +4,7 @@
 //! tests must know of every request and of every byte.
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{Method, Request, StatusCode, header, response::Parts};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -36,6 +36,18 @@ impl Client {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Result<(StatusCode, Bytes), Broken> {
+        let (head, body) = self.send_whole(method, path, headers, body).await?;
+        Ok((head.status, body))
+    }
+
+    /// The same, with the head of the answer.
+    pub async fn send_whole(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Result<(Parts, Bytes), Broken> {
         let exchange = self.exchange(method, path, headers, body);
         let answer = tokio::time::timeout(CALL_TIME_MAX, exchange).await;
         let answer = answer.unwrap_or_else(|_| Err(Broken(format!("no answer within {CALL_TIME_MAX:?}"))));
@@ -85,7 +97,7 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Result<(StatusCode, Bytes), Broken> {
+    ) -> Result<(Parts, Bytes), Broken> {
         let connection = match self.connection.take().filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
             None => connect(self.address).await?,
@@ -104,7 +116,7 @@ impl Client {
         let request = request.body(Full::from(body.to_owned())).expect("a request");
         let (head, body) = connection.send_request(request).await.map_err(broken)?.into_parts();
         let body = body.collect().await.map_err(broken)?.to_bytes();
-        Ok((head.status, body))
+        Ok((head, body))
     }
 }
 

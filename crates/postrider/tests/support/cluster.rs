@@ -3,9 +3,12 @@
 use super::{eventually, server::Server};
 use postrider::keyring::Keyring;
 use postrider_testbed::{Cluster as Database, connect};
+use socket2::SockRef;
 use std::{
     fs, io,
     net::{self, Ipv4Addr, SocketAddr},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -126,6 +129,14 @@ enum State {
     Deaf,
     /// Nothing comes through either way.
     Silent,
+    /// Everything comes late, both ways.
+    Slow(Duration),
+    /// The node's side of every connection ends, and the database's does not.
+    HalfClosed,
+    /// Every connection is reset after so many bytes of answers.
+    ResetAfter(usize),
+    /// A commit is carried out, and its answer is lost along with the connection.
+    CommitUnanswered,
 }
 
 impl Line {
@@ -152,6 +163,26 @@ impl Line {
     /// Holds back everything, until `mend`.
     pub fn silence(&self) {
         self.state.send_replace(State::Silent);
+    }
+
+    /// Holds everything back for a while, until `mend`.
+    pub fn slow_down(&self, by: Duration) {
+        self.state.send_replace(State::Slow(by));
+    }
+
+    /// Ends what the node says on every connection, and lets it hear on, until `mend`.
+    pub fn half_close(&self) {
+        self.state.send_replace(State::HalfClosed);
+    }
+
+    /// Resets every connection when the database has said so much on it, until `mend`.
+    pub fn reset_after(&self, bytes: usize) {
+        self.state.send_replace(State::ResetAfter(bytes));
+    }
+
+    /// Lets every commit through and then breaks its connection, until `mend`.
+    pub fn lose_answers_to_commits(&self) {
+        self.state.send_replace(State::CommitUnanswered);
     }
 
     /// What was held back comes now, as after a loss of packets.
@@ -186,25 +217,75 @@ async fn pass_on(
     server.set_nodelay(true)?;
     let (asks, hears) = client.into_split();
     let (answers, listens) = server.into_split();
-    let asking = pass(asks, listens, there, |state| state != State::Silent);
-    let answering = pass(answers, hears, back, |state| state == State::Whole);
-    tokio::try_join!(asking, answering)?;
+    let committing = AtomicBool::new(false);
+    tokio::try_join!(ask(asks, listens, there, &committing), answer(answers, hears, back, &committing))?;
     Ok(())
 }
 
-async fn pass(
+/// From the node to the database.
+async fn ask(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut state: watch::Receiver<State>,
-    goes: impl Fn(State) -> bool,
+    committing: &AtomicBool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let read = from.read(&mut buffer).await?;
-        state.wait_for(|state| goes(*state)).await.map_err(io::Error::other)?;
+        let mut ending = state.clone();
+        let read = tokio::select! {
+            read = from.read(&mut buffer) => read?,
+            _ = ending.wait_for(|state| *state == State::HalfClosed) => 0,
+        };
+        let now = *state.wait_for(|state| *state != State::Silent).await.map_err(io::Error::other)?;
+        match now {
+            State::Slow(by) => tokio::time::sleep(by).await,
+            State::CommitUnanswered => {
+                let is_commit = buffer[..read].windows(6).any(|word| word == b"COMMIT");
+                committing.fetch_or(is_commit, Relaxed);
+            }
+            State::Whole | State::Cut | State::Deaf | State::Silent | State::HalfClosed | State::ResetAfter(_) => {}
+        }
         if read == 0 {
             return to.shutdown().await;
         }
         to.write_all(&buffer[..read]).await?;
+    }
+}
+
+/// From the database to the node.
+async fn answer(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    committing: &AtomicBool,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut passed = 0;
+    loop {
+        let read = from.read(&mut buffer).await?;
+        let goes = |state: &State| !matches!(state, State::Silent | State::Deaf);
+        let now = *state.wait_for(goes).await.map_err(io::Error::other)?;
+        match now {
+            State::Slow(by) => tokio::time::sleep(by).await,
+            State::ResetAfter(bytes) if passed + read > bytes => {
+                to.write_all(&buffer[..bytes.saturating_sub(passed).min(read)]).await?;
+                // Closed like this, the other side is told at once and loses what it has not read.
+                SockRef::from(to.as_ref()).set_linger(Some(Duration::ZERO))?;
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            State::CommitUnanswered if committing.load(Relaxed) => return Err(io::ErrorKind::ConnectionReset.into()),
+            State::ResetAfter(_)
+            | State::CommitUnanswered
+            | State::Whole
+            | State::Cut
+            | State::Deaf
+            | State::Silent
+            | State::HalfClosed => {}
+        }
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..read]).await?;
+        passed += read;
     }
 }

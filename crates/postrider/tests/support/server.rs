@@ -21,6 +21,9 @@ pub struct Server {
     child: Option<Child>,
     home: TempDir,
     flags: Vec<String>,
+    /// What goes before the binary: a program that starts it under some condition, and becomes it.
+    wrapper: Vec<String>,
+    variables: Vec<(String, String)>,
     address: SocketAddr,
     token: String,
 }
@@ -58,7 +61,38 @@ impl Server {
     pub fn not_started(flags: &[&str]) -> Self {
         let home = tempfile::tempdir().expect("a folder for the server");
         let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-        Self { child: None, home, flags, address: free_address(), token: String::new() }
+        let (wrapper, variables) = (Vec::new(), Vec::new());
+        Self { child: None, home, flags, wrapper, variables, address: free_address(), token: String::new() }
+    }
+
+    /// From the next start on: started by this program. Empty: by itself.
+    pub fn wrap(&mut self, wrapper: &[&str]) {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+    }
+
+    /// From the next start on: with these variables, and no others.
+    pub fn set_variables(&mut self, variables: &[(&str, &str)]) {
+        self.variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+    }
+
+    /// Whether it has ended by itself, and how.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut()?.try_wait().expect("a child of ours")?;
+        self.child = None;
+        Some(status)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    pub fn is_ready(&self) -> bool {
+        is_healthy(self.address)
+    }
+
+    /// For one that was not started with `start_with`.
+    pub fn take_token(&mut self) {
+        self.token = self.make_token(&[]);
     }
 
     /// After `stop` or `kill`: on the same port and the same data. Says how long it took until it was ready.
@@ -166,12 +200,15 @@ impl Server {
 
     fn spawn(&mut self) -> &mut Child {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log for the server");
-        let child = Command::new(BINARY)
+        let mut words = self.wrapper.iter().map(String::as_str).chain([BINARY]);
+        let child = Command::new(words.next().expect("there is the binary at least"))
+            .args(words)
             .args(["serve", "--allow-subnet", "127.0.0.0/8", "--listen", &self.address.to_string(), "--data"])
             .arg(self.data())
             .args(&self.flags)
             .current_dir(self.home.path())
             .env_clear()
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle of the log"))
             .stderr(log)

@@ -9,6 +9,7 @@ use crate::{
         leases, news, recover, row,
     },
     shards::Tenure,
+    step,
 };
 use postrider_engine::Timestamp;
 use std::{collections::VecDeque, time::Instant};
@@ -22,6 +23,7 @@ impl State {
         let client = self.client().await?;
         let asked_at = Instant::now();
         let joined = leases::join(&client, &self.options).await?;
+        step!("node.joined");
         self.is_member = true;
         self.batch = 0;
         self.noted_through = i64::MAX;
@@ -59,6 +61,7 @@ impl State {
                 _ => leases::give_up(&client, tenure.0).await?,
             }
             execute(&client, "SELECT pg_notify($1, '')", &[&news::EVERYONE]).await?;
+            step!("node.leaving");
             client.batch_execute("COMMIT").await?;
             Ok(())
         };

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     AcceptError, Committed, NewMessage, Settlement,
     shards::{Shards, Tenure},
+    step,
 };
 use futures_util::{FutureExt, try_join};
 use postrider_engine::{EndpointKey, OrderKey, Timestamp};
@@ -332,6 +333,7 @@ impl State {
             if keys.first().is_some_and(|first| *first <= floor) {
                 return Err(Error::KeyTooSmall { used: floor });
             }
+            step!("store.begun");
             let owned = shared.owned();
             let here = accept::Here { node: tenure.0, owned: &owned };
             let (received, settled, (), ()) = try_join!(
@@ -344,6 +346,7 @@ impl State {
             events.extend(news::address(&client, settled.announced).await?);
             events.extend(spilled_elsewhere(&client, &owned, &hot.spills).await?);
             news::publish(&client, here.node, &owned, &events).await?;
+            step!("store.written");
             let handed = settlements.iter().filter(|settlement| settlement.handed).map(|settlement| settlement.id);
             let spilled = hot.spills.iter().flat_map(|spilling| &spilling.deliveries).map(|(id, _)| *id);
             Ok(Written {
@@ -377,6 +380,7 @@ impl State {
     async fn commit(&mut self, client: &Db, written: Written) -> Result<Written, Failure> {
         match in_time(async { Ok(client.batch_execute("COMMIT").await?) }).await {
             Ok(()) => {
+                step!("store.committed");
                 self.batch += 1;
                 Ok(written)
             }
@@ -398,6 +402,7 @@ impl State {
         self.shared.took_away(&written.heard);
         self.shared.note_outstanding(written.handed, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));
+        step!("store.told");
         for ((_, reply), answer) in hot.accepts.into_iter().zip(written.answers) {
             let _ = reply.send(answer);
         }
@@ -440,6 +445,7 @@ impl State {
             for key in [missing.first(), missing.last()].into_iter().flatten() {
                 pieces::ensure(&client, *key, span).await?;
             }
+            step!("piece.made");
             client.batch_execute("COMMIT").await?;
             pieces::list(&client).await
         };

@@ -8,6 +8,7 @@ use crate::{
         jobs::{Failure, Hot, Turn, TurnJob, Written},
         news,
     },
+    step,
 };
 use futures_util::FutureExt;
 use std::{panic::AssertUnwindSafe, sync::Arc};
@@ -25,6 +26,7 @@ impl State {
             tries += 1;
             let error = match self.attempt_turn(&mut *job).await {
                 Ok(written) => {
+                    step!("turn.committed");
                     self.conclude(Hot::default(), written);
                     return job.finish(Ok(()));
                 }
@@ -72,6 +74,7 @@ impl State {
             let owned = shared.owned();
             let events = news::address(&client, std::mem::take(&mut turn.announced)).await?;
             news::publish(&client, turn.tenure.0, &owned, &events).await?;
+            step!("turn.written");
             Ok(Written { events, through, ..Written::default() })
         };
         let written = match in_time(write).await {

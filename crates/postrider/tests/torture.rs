@@ -1,0 +1,489 @@
+//! A server whose machine fails it: no room on the disk, errors from the disk, no file handles, a clock that jumps, kills
+//! without end. Nothing accepted is lost, nothing is accepted that is not safe, and it heals without help or ends with an
+//! error, and then heals with the next start.
+//!
+//! `TORTURE_ROUNDS=20` makes the long run of it. A failure prints the seed; `KILL_SEED` draws the same load and the same
+//! moments again, though not what the machine makes of them.
+
+// The drill knows of more than is done here.
+#[allow(dead_code)]
+#[path = "crash/checker.rs"]
+mod checker;
+#[allow(dead_code)]
+#[path = "crash/drill.rs"]
+mod drill;
+#[path = "torture/machine.rs"]
+mod machine;
+#[path = "torture/overload.rs"]
+mod overload;
+mod support;
+
+use checker::{End, Logs, Summary, check};
+use drill::Drill;
+use machine::{Disk, faults_can_be_injected, injecting, interposed_clock};
+use overload::{Crowd, Sink, Tally, peak_memory};
+use postrider::clock;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+use std::{
+    env, fs,
+    net::TcpStream,
+    ops::Range,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+use support::{POLL, api::Client, receiver::Receiver, server::Server, stores::StoreKind};
+
+#[test]
+fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again() {
+    for round in 0..rounds() {
+        for kibibytes in [1_200, 2_000, 3_500] {
+            let seed = seed().wrapping_add(round);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let Some((mut drill, disk)) = on_a_small_disk(kibibytes + rng.random_range(0..300), seed) else { return };
+            // From some moment on nothing can be written down, and so may be repeated.
+            let since = Instant::now();
+            wait_for_refusals(&mut drill);
+            drill.run_for(draw(100..600, &mut rng));
+            // Whoever finds it full at its start may say so and end.
+            for _ in 0..rng.random_range(0..3) {
+                if drill.server.is_running() {
+                    drill.server.kill();
+                    drill.note_end(End::Killed { at: since });
+                }
+                drill.begin_again();
+                drill.run_for(draw(0..400, &mut rng));
+                if let Some(status) = drill.server.has_ended() {
+                    assert!(!status.success(), "it could not start, and says that all went well");
+                    drill.note_end(End::Killed { at: since });
+                }
+            }
+            disk.grow();
+            // It may be about to end.
+            while drill.server.is_running() && !drill.server.is_ready() {
+                if drill.server.has_ended().is_some() {
+                    drill.note_end(End::Killed { at: since });
+                }
+                drill.run_for(POLL);
+            }
+            if !drill.server.is_running() {
+                drill.start_again();
+            }
+            let refusals = drill.refusals();
+            let summary = verdict(drill, seed);
+            println!("torture: disk-full on={kibibytes}KiB refusals={refusals} {}", line(&summary, seed));
+        }
+    }
+}
+
+/// Without any start in between.
+#[test]
+fn deliveries_go_on_by_themselves_when_a_full_disk_has_room_again() {
+    let seed = seed();
+    let Some((mut drill, disk)) = on_a_small_disk(2_500, seed) else { return };
+    for _ in 0..3 {
+        wait_for_refusals(&mut drill);
+        disk.grow();
+        let before = drill.accepted();
+        while drill.accepted() < before + 50 {
+            drill.run_for(POLL);
+        }
+        disk.fill();
+    }
+    disk.grow();
+    verdict(drill, seed);
+}
+
+/// EIO, or ENOSPC, or a kill, at the n-th call of one that writes, or at every one from there on.
+#[test]
+fn an_error_from_the_disk_is_never_taken_for_a_success() {
+    if !faults_can_be_injected() {
+        println!("SKIPPED: strace is not there or may not trace");
+        return;
+    }
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    for round in 0..rounds() {
+        let seed = seed.wrapping_add(round);
+        let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
+        drill.run_for(draw(100..300, &mut rng));
+        drill.kill();
+        let (mut ended, mut healed) = (0, 0);
+        for (calls, what, forever) in INJECTIONS {
+            let nth: u32 = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89][rng.random_range(0..10)];
+            let when = format!("{nth}{}", if forever { "+" } else { "" });
+            let wrapper = injecting(calls, what, &when);
+            drill.server.wrap(&wrapper.iter().map(String::as_str).collect::<Vec<_>>());
+            drill.begin_again();
+            let (began, life) = (Instant::now(), draw(400..1_000, &mut rng));
+            let status = loop {
+                if let Some(status) = drill.server.has_ended() {
+                    break Some(status);
+                }
+                // A kill that never comes shows nothing.
+                let is_kill = what.starts_with("signal");
+                assert!(!is_kill || began.elapsed() < support::PATIENCE, "{calls} {what} {when}: it was never killed");
+                if began.elapsed() > life && !is_kill {
+                    break None;
+                }
+                drill.run_for(POLL);
+            };
+            match status {
+                Some(status) => {
+                    assert!(!status.success(), "{calls} {what} {when}: it ended as if all went well");
+                    drill.note_end(End::Killed { at: Instant::now() });
+                    ended += 1;
+                }
+                None => {
+                    drill.kill();
+                    healed += 1;
+                }
+            }
+            println!("{calls} {what} {when}: {status:?}, {} events accepted", drill.accepted());
+        }
+        drill.server.wrap(&[]);
+        drill.start_again();
+        let summary = verdict(drill, seed);
+        println!("torture: io-errors ended={ended} went-on={healed} {}", line(&summary, seed));
+    }
+}
+
+/// A single error does not end it, and does not stop it for good either.
+#[test]
+fn a_single_error_from_the_disk_heals_without_a_restart() {
+    if !faults_can_be_injected() {
+        println!("SKIPPED: strace is not there or may not trace");
+        return;
+    }
+    // Past what a start needs.
+    for (calls, what, nth) in [(SYNC, "error=EIO", 60), ("pwrite64", "error=ENOSPC", 800)] {
+        let seed = seed();
+        let mut server = Server::not_started(&[]);
+        let wrapper = injecting(calls, what, &nth.to_string());
+        server.wrap(&wrapper.iter().map(String::as_str).collect::<Vec<_>>());
+        let (receiver, began) = (Receiver::start(), Instant::now());
+        server.start_again();
+        server.take_token();
+        let mut drill = Drill::start_with(server, receiver, began, seed);
+        while drill.accepted() < 400 {
+            assert!(drill.server.has_ended().is_none(), "{calls} {what} ended it:\n{}", drill.server.log());
+            drill.run_for(POLL);
+        }
+        assert!(drill.server.log().contains("a batch could not be written"), "{calls} {what} never happened");
+        verdict(drill, seed);
+    }
+}
+
+/// It does not go on for ever without what it needs.
+#[test]
+fn a_disk_that_goes_on_failing_ends_the_server_with_an_error() {
+    if !faults_can_be_injected() {
+        println!("SKIPPED: strace is not there or may not trace");
+        return;
+    }
+    let seed = seed();
+    let (receiver, began) = (Receiver::start(), Instant::now());
+    let mut server = Server::not_started(&[]);
+    let wrapper = injecting(SYNC, "error=EIO", "60+");
+    server.wrap(&wrapper.iter().map(String::as_str).collect::<Vec<_>>());
+    server.start_again();
+    server.take_token();
+    let mut drill = Drill::start_with(server, receiver, began, seed);
+    let mut failed_at = began;
+    let status = loop {
+        if let Some(status) = drill.server.has_ended() {
+            break status;
+        }
+        assert!(began.elapsed() < Duration::from_secs(90), "it goes on without a disk");
+        drill.run_for(POLL);
+        if drill.refusals() == 0 {
+            failed_at = Instant::now();
+        }
+    };
+    assert!(status.code().is_some_and(|code| code != 0), "{status}");
+    // Since then nothing was written down.
+    drill.note_end(End::Killed { at: failed_at });
+    drill.server.wrap(&[]);
+    drill.start_again();
+    verdict(drill, seed);
+}
+
+/// Whichever the store was built to use.
+const SYNC: &str = "fsync,fdatasync";
+
+const INJECTIONS: [(&str, &str, bool); 12] = [
+    (SYNC, "error=EIO", false),
+    (SYNC, "error=EIO", false),
+    (SYNC, "error=EIO", true),
+    (SYNC, "signal=KILL", false),
+    ("pwrite64", "error=EIO", false),
+    ("pwrite64", "error=EIO", true),
+    ("pwrite64", "error=ENOSPC", true),
+    ("pwrite64", "signal=KILL", false),
+    ("pread64", "error=EIO", false),
+    ("ftruncate", "error=EIO", false),
+    ("openat", "error=EIO", false),
+    ("fsync,fdatasync,pwrite64,ftruncate", "error=EIO", true),
+];
+
+#[test]
+fn a_server_out_of_file_handles_waits_and_loses_nothing() {
+    let seed = seed();
+    let (receiver, began) = (Receiver::start(), Instant::now());
+    let mut server = Server::not_started(&[]);
+    server.wrap(&["prlimit", "--nofile=64:64"]);
+    server.start_again();
+    server.take_token();
+    let drill = Drill::start_with(server, receiver, began, seed);
+    for _ in 0..3 * rounds() {
+        // They are in nobody's way but by being there: the system takes them on before the server does, while it has room.
+        let address = drill.server.address();
+        let connect = |_| TcpStream::connect_timeout(&address, 10 * POLL).ok();
+        let crowd: Vec<TcpStream> = (0..100).map_while(connect).collect();
+        drill.run_for(Duration::from_millis(700));
+        drop(crowd);
+        let before = drill.accepted();
+        let began = Instant::now();
+        while drill.accepted() < before + 20 {
+            assert!(began.elapsed() < support::PATIENCE, "it does not go on:\n{}", drill.server.log());
+            drill.run_for(POLL);
+        }
+    }
+    let summary = verdict(drill, seed);
+    println!("torture: no-handles {}", line(&summary, seed));
+}
+
+/// F4: each life is too short for much, and no start undoes what the one before did.
+#[test]
+fn a_server_that_is_killed_all_the_time_still_gets_on() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
+    drill.run_for(Duration::from_millis(300));
+    drill.kill();
+    let (accepted, received) = (drill.accepted(), drill.receiver.count());
+    let kills = 15 * rounds();
+    for _ in 0..kills {
+        drill.begin_again();
+        // By the clock and not by readiness. A debug build takes longer to get there.
+        drill.run_for(draw(if cfg!(debug_assertions) { 300..500 } else { 190..210 }, &mut rng));
+        drill.kill();
+    }
+    assert!(drill.accepted() > accepted, "nothing was accepted in {kills} lives");
+    assert!(drill.receiver.count() > received, "nothing was sent in {kills} lives");
+    drill.start_again();
+    let summary = verdict(drill, seed);
+    println!("torture: crash-loop kills={kills} {}", line(&summary, seed));
+}
+
+/// F28, F29 and the pair with a kill. The time that it is told jumps; the receiver's does not.
+#[test]
+fn a_clock_that_jumps_loses_nothing_and_repeats_nothing() {
+    let interposed = interposed_clock();
+    if !Path::new(&interposed).exists() {
+        println!("SKIPPED: {interposed} is not there (apt-get install libfaketime)");
+        return;
+    }
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let told = tempfile::tempdir().expect("a folder");
+    let told = told.path().join("time");
+    let tell = |offset: &str| {
+        // Never half written: whoever reads it reads all of it.
+        let draft = told.with_extension("draft");
+        fs::write(&draft, offset).and_then(|()| fs::rename(&draft, &told)).expect("a file of ours");
+    };
+    tell("+0");
+    let (receiver, began) = (Receiver::start(), Instant::now());
+    let mut server = Server::not_started(&[]);
+    server.set_variables(&[
+        ("LD_PRELOAD", &interposed),
+        ("FAKETIME_TIMESTAMP_FILE", &told.display().to_string()),
+        ("FAKETIME_NO_CACHE", "1"),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+    ]);
+    server.start_again();
+    server.take_token();
+    let mut drill = Drill::start_with(server, receiver, began, seed);
+    let mut jumps = 0;
+    for _ in 0..rounds() {
+        // Whoever is started with a clock that is ahead believes it, and what he puts off waits for as long as the clock is
+        // ahead when it is put right. What lasts for less than a second is not believed.
+        for (offset, then_killed) in
+            [("+1m", false), ("+6h", false), ("+0", false), ("+12s", true), ("+0", true), ("+2s", false), ("+0", false)]
+        {
+            tell(offset);
+            drill.run_for(draw(400..900, &mut rng));
+            if then_killed {
+                drill.kill();
+                drill.start_again();
+            }
+            jumps += 1;
+        }
+    }
+    // A jump is believed when it has lasted for a while.
+    drill.run_for(Duration::from_secs(if rounds() > 1 { 15 } else { 2 }));
+    drill.clock_was_set = true;
+    let summary = verdict(drill, seed);
+    println!("torture: clock-jumps jumps={jumps} {}", line(&summary, seed));
+}
+
+/// Ten times of what it takes at best is offered. `OVERLOAD_SECONDS=120` makes the long run of it, which prints the figures and
+/// judges them; the short one judges only what does not depend on who else uses the machine.
+#[test]
+fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
+    let seconds: Option<u64> = variable("OVERLOAD_SECONDS");
+    let (measuring, flood) = (Duration::from_secs(seconds.map_or(1, |_| 8)), Duration::from_secs(seconds.unwrap_or(3)));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let sink = Sink::start(&runtime);
+    let server = Server::start();
+    let mut client = Client::new(server.address(), server.token());
+    runtime.block_on(async {
+        client.create("/api/v1/app", &json!({ "name": "shop", "uid": "shop" })).await;
+        let endpoint = json!({ "url": format!("http://{}/hook", sink.address), "uid": "hook" });
+        client.create("/api/v1/app/shop/endpoint", &endpoint).await;
+    });
+    let body = json!({ "eventType": "it.happened", "payload": { "padding": "x".repeat(500) } }).to_string();
+    let request = format!(
+        "POST /api/v1/app/shop/msg?with_content=false HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        server.address(),
+        server.token(),
+        body.len()
+    );
+
+    let mut tallies = Vec::new();
+    let mut best = 0;
+    for count in [64, 256, 1_024] {
+        let crowd = Crowd::gather(&runtime, server.address(), &request, count);
+        // Each as soon as it has its answer.
+        let (_, accepted) = crowd.offer(1_000_000, measuring);
+        tallies.push(crowd.disperse(&runtime));
+        best = best.max(accepted as u64 / measuring.as_secs());
+    }
+    let before = peak_memory(server.pid());
+    let crowd = Crowd::gather(&runtime, server.address(), &request, CROWD);
+    let (offered, accepted) = crowd.offer(10 * best as usize, flood);
+    let tally = crowd.disperse(&runtime);
+    let goodput = accepted as u64 / flood.as_secs();
+    let ended = Instant::now();
+    runtime.block_on(async {
+        loop {
+            let asked = Instant::now();
+            let sent = client.send(http::Method::POST, "/api/v1/app/shop/msg", &[], &body).await;
+            if sent.is_ok_and(|(status, _)| status == 202) {
+                tallies[0].accepted.fetch_add(1, Relaxed);
+                if asked.elapsed() < Duration::from_millis(100) {
+                    break;
+                }
+            }
+            assert!(ended.elapsed() < support::PATIENCE, "it does not recover");
+        }
+    });
+    let recovered = ended.elapsed();
+    let peak = peak_memory(server.pid());
+    println!(
+        "torture: overload best={best}/s offered={offered} accepted={accepted} goodput={goodput}/s ({}%) {tally:?} \
+         memory={before}MiB->{peak}MiB recovered={recovered:?}",
+        goodput * 100 / best.max(1),
+    );
+    tallies.push(tally);
+    let sum = |of: fn(&Tally) -> &AtomicUsize| -> usize { tallies.iter().map(|tally| of(tally).load(Relaxed)).sum() };
+    let (accepted, unanswered) = (sum(|tally| &tally.accepted), sum(|tally| &tally.unanswered));
+    assert_eq!(sum(|tally| &tally.strange), 0, "every answer is yes or not now");
+    assert!(peak < MEMORY_MAX, "{peak} MiB");
+    // Everything that was accepted arrives, and nothing else but what got no answer.
+    let began = Instant::now();
+    let mut arrived = 0;
+    runtime.block_on(async {
+        while arrived < accepted {
+            let stats: serde_json::Value = client.get("/api/v1/app/shop/endpoint/hook/stats").await.unwrap_or_default();
+            arrived = stats["success"].as_u64().unwrap_or(0) as usize;
+            assert!(began.elapsed() < Duration::from_secs(600), "{arrived} of {accepted} arrived");
+            tokio::time::sleep(10 * POLL).await;
+        }
+    });
+    assert!(arrived <= accepted + unanswered, "{arrived} arrived, and {accepted} were accepted");
+    println!("all {arrived} had arrived {:?} later; memory {}MiB", began.elapsed(), peak_memory(server.pid()));
+    if seconds.is_some() {
+        assert!(sum(|tally| &tally.refused) > 0, "nothing was too much");
+        assert!(goodput * 10 >= best * 9, "goodput fell from {best}/s to {goodput}/s");
+        assert!(recovered < Duration::from_secs(10), "it took {recovered:?} to recover");
+        assert!(unanswered * 1_000 <= accepted, "{unanswered} got no answer");
+    }
+}
+
+/// More than the server lets in at once, so that some are always turned away.
+const CROWD: usize = 4_096;
+/// In MiB: what is on its way in and out is bounded by bytes (64 MiB at the gate, as much in lanes), the caches of the store
+/// by pages, and a connection holds a few KiB. The rest is room for the allocator.
+const MEMORY_MAX: usize = 512;
+
+/// `None`, with a word, where nothing may be mounted.
+fn on_a_small_disk(kibibytes: u64, seed: u64) -> Option<(Drill, Disk)> {
+    let (receiver, began) = (Receiver::start(), Instant::now());
+    let mut server = Server::not_started(&[]);
+    fs::create_dir(server.data()).expect("a folder that is not there yet");
+    let disk = match Disk::mount(&server.data(), kibibytes) {
+        Ok(disk) => disk,
+        Err(why) => {
+            println!("SKIPPED: no file system can be mounted here: {why}");
+            return None;
+        }
+    };
+    server.start_again();
+    server.take_token();
+    Some((Drill::start_with(server, receiver, began, seed), disk))
+}
+
+fn wait_for_refusals(drill: &mut Drill) {
+    let (before, began) = (drill.refusals(), Instant::now());
+    while drill.refusals() < before + 20 {
+        assert!(drill.server.has_ended().is_none(), "a full disk ended it:\n{}", drill.server.log());
+        assert!(began.elapsed() < Duration::from_secs(60), "the disk never gets full: {} accepted", drill.accepted());
+        drill.run_for(POLL);
+    }
+}
+
+fn verdict(drill: Drill, seed: u64) -> Summary {
+    let logs: Logs = drill.finish();
+    match check(&logs) {
+        Ok(summary) => {
+            println!("{summary:?}");
+            summary
+        }
+        Err(violations) => {
+            for violation in violations.iter().take(20) {
+                println!("{violation}");
+            }
+            panic!("{} violations, the first of them above; KILL_SEED={seed}", violations.len());
+        }
+    }
+}
+
+/// For whoever adds them up.
+fn line(summary: &Summary, seed: u64) -> String {
+    format!("accepted={} lost=0 repeated={} seed={seed}", summary.messages, summary.repeats)
+}
+
+fn rounds() -> u64 {
+    variable("TORTURE_ROUNDS").unwrap_or(1)
+}
+
+fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {
+    Duration::from_millis(rng.random_range(millis))
+}
+
+fn seed() -> u64 {
+    let seed = variable("KILL_SEED").unwrap_or_else(|| clock::now().as_millis().unsigned_abs());
+    println!("KILL_SEED={seed}");
+    seed
+}
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let text = env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
+}

@@ -1,0 +1,3 @@
+//! What the fuzz targets share with the tests that replay their corpus.
+
+pub mod laws;
