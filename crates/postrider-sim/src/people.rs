@@ -2,7 +2,7 @@
 
 use crate::{chance::Chance, faults::pass, node::Process, receivers::url_of, settings::Settings, world::World};
 use postrider::vault::{ActiveSecret, Private};
-use postrider_engine::{EndpointKey, MessageKey, Timestamp, policy::DisableReason};
+use postrider_engine::{EndpointKey, MessageKey, Timestamp, keys::first_key_at, policy::DisableReason};
 use postrider_signature::Secret;
 use postrider_store::{
     Application, By, DeadFilter, DeadKey, Disabled, Endpoint, Expect, Keep, Metadata, PutError, Store, StoreError,
@@ -166,6 +166,9 @@ async fn start_task(world: &World, process: &Process, chance: &mut Chance) -> Do
         2 => TaskKind::Cancel { endpoint, before: since },
         _ => TaskKind::Resume { endpoint, keep: chance.pick(&[Keep::None, Keep::NewestPerKey, Keep::Since(since)]) },
     };
+    if let TaskKind::Cancel { endpoint, before } = kind {
+        world.judge().calls_back(endpoint, first_key_at(Timestamp::from_millis(before)));
+    }
     let task = Task {
         key: TaskKey(process.store.mint(now).await?),
         app: world.app(app),

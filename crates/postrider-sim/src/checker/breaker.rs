@@ -51,6 +51,7 @@ impl Judge {
         self.endpoints[endpoint].ease.hindered |= before.is_open() || after.is_open();
         if (before.trips, before.until) != (after.trips, after.until) {
             self.endpoints[endpoint].probe = None;
+            self.endpoints[endpoint].unjudged = false;
         }
         if moved {
             let shown = i64::from(after.failures.max(after.trips));
@@ -119,6 +120,8 @@ impl Judge {
             if self.was_just_set(node) && engine_begun >= until && endpoint.probe.is_none() {
                 self.set_probe(place, post);
             }
+            let at = self.deliveries[place].endpoint as usize;
+            self.endpoints[at].unjudged = true;
             return;
         }
         let latest = endpoint.latest().breaker;
@@ -139,7 +142,8 @@ impl Judge {
             Some(None) => self.object_to("I23", place, || "begun beside the probe of a half-open breaker".to_owned()),
             Some(Some((probe, answered))) => {
                 let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
-                let (settings, trips) = (endpoint.latest(), endpoint.breaker.trips);
+                let settings = endpoint.latest();
+                let trips = if endpoint.unjudged { 0 } else { endpoint.breaker.trips };
                 let class = envelope::class_of(&answered, settings);
                 let again = self.posts[probe].engine_begun + answered.took;
                 let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));

@@ -91,6 +91,10 @@ pub struct Endpoint {
     pub reset_at: Option<i64>,
     pub breaker: Recorded,
     pub probe: Option<PostId>,
+    /// Something was sent since the breaker was last on record that could not be judged: it may have closed it.
+    pub unjudged: bool,
+    /// All messages with a smaller key were called back by a person, in one go.
+    pub called_back: i64,
     pub bucket: Bucket,
     /// Requests under way.
     pub live: Vec<PostId>,
@@ -114,6 +118,8 @@ impl Endpoint {
             reset_at: None,
             breaker: Recorded::default(),
             probe: None,
+            unjudged: false,
+            called_back: i64::MIN,
             bucket: Bucket::default(),
             live: Vec::new(),
             open: 0,

@@ -413,6 +413,14 @@ impl Judge {
         }
     }
 
+    /// A person calls back all that waits for an endpoint and has a smaller key.
+    pub fn calls_back(&mut self, endpoint: i64, below: i64) {
+        if let Some(place) = self.endpoint_by_key.get(&endpoint) {
+            let called_back = &mut self.endpoints[*place as usize].called_back;
+            *called_back = below.max(*called_back);
+        }
+    }
+
     pub fn person(&mut self, what: i64, message: i64, endpoint: i64, outcome: i64) {
         self.note(NOBODY, Kind::Person, [message, endpoint, what, outcome]);
     }

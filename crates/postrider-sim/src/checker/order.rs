@@ -74,13 +74,14 @@ impl Judge {
         }
         let Some(waiting) = self.lines.of.get(&(delivery.endpoint, line)) else { return };
         let mine = delivery.changed.max(message.at);
-        let earlier =
-            waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
-                match self.deliveries[*earlier].requeued {
-                    None => true,
-                    Some(at) => mine > at + self.news_slack,
-                }
-            });
+        let earlier = waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
+            let before = self.messages[self.deliveries[*earlier].message as usize].key;
+            match self.deliveries[*earlier].requeued {
+                // What is called back goes a piece at a time; none of it is sent any more, and nothing waits for it.
+                None => before >= endpoint.called_back,
+                Some(at) => mine > at + self.news_slack,
+            }
+        });
         let (behind, accepted_at, app) = (waiting.len() > 1, message.at, endpoint.app);
         if let Some(earlier) = earlier {
             let before = self.messages[self.deliveries[earlier].message as usize].key;

@@ -9,6 +9,9 @@ pub struct Loads {
     /// Since when it has been paused.
     parked: Option<i64>,
     count: u32,
+    /// The last one, and how many there were in the same millisecond.
+    at: i64,
+    at_once: u32,
 }
 
 impl Judge {
@@ -20,7 +23,18 @@ impl Judge {
         let endpoint = &mut self.endpoints[place as usize];
         let parked = endpoint.parked.filter(|at| now - at > slack && endpoint.gone.is_none());
         if endpoint.loads.parked != parked {
-            endpoint.loads = Loads { parked, count: 0 };
+            endpoint.loads = Loads { parked, count: 0, ..endpoint.loads };
+        }
+        let loads = &mut endpoint.loads;
+        loads.at_once = if loads.at == now { loads.at_once + 1 } else { 0 };
+        loads.at = now;
+        // I30: no step goes round in circles.
+        if loads.at_once > LOADS_AT_ONCE_MAX {
+            let key = endpoint.key;
+            self.object("I30", 0, key, || {
+                "a lane was read again and again without anything having happened".to_owned()
+            });
+            return;
         }
         if parked.is_some() {
             endpoint.loads.count += 1;
@@ -43,6 +57,9 @@ impl Judge {
 
 /// One by each process that takes the lane over while it is paused, and some for what was under way.
 const LOADS_PARKED_MAX: u32 = 16;
+
+/// In one millisecond, of one lane.
+const LOADS_AT_ONCE_MAX: u32 = 500;
 
 const WAKES_PER_SECOND: u64 = 5;
 const WAKES_AT_ALL: u64 = 20;

@@ -124,6 +124,7 @@ impl Store for SimStore {
         now: Timestamp,
         limit: usize,
     ) -> Result<Loaded, StoreError> {
+        self.node.take_time_for_loads().await;
         let number = self.node.number;
         let loaded = self
             .node

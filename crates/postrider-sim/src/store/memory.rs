@@ -22,6 +22,8 @@ pub struct Memory {
     pub ended: BTreeMap<(MessageKey, EndpointKey), i64>,
     pub standing: Standing,
     pub commits: Commits,
+    /// Loads at this instant.
+    pub loads: (Option<Instant>, u32),
 }
 
 /// Transactions of the writer. What is read while one is not told of yet is told after it: it may belong behind it.
@@ -72,6 +74,7 @@ impl Memory {
             outstanding: Outstanding::default(),
             ended: BTreeMap::new(),
             commits: Commits::default(),
+            loads: (None, 0),
             standing: Standing {
                 tenure: Tenure::default(),
                 is_member: false,

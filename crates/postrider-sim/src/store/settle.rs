@@ -52,6 +52,9 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) {
                 batch.tables.wait_first(id, settlement.order, cycle, (due, progress));
             }
             true => {}
+            false if planted(Bug::DeliveredUndone) => {
+                batch.tables.wait_first(id, settlement.order, cycle, (due, progress));
+            }
             false => batch.tables.wait_again(id, cycle, (due, progress)),
         },
         Next::Dead(reason) => {
