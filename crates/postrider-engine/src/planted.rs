@@ -88,8 +88,6 @@ bugs! {
     NewestOfKeyFirst = "newest-of-key-first",
     /// A key stays taken when its delivery has ended.
     KeyNeverFreed = "key-never-freed",
-    /// A held key holds all keys of its lane.
-    KeyHoldsOthers = "key-holds-others",
 
     // Lanes.
     /// A lane is not woken when its next delivery falls due.
@@ -134,7 +132,7 @@ bugs! {
     KeyReuseAccepted = "key-reuse-accepted",
     /// What a dead node held in memory is not given rows.
     HandOffsLost = "hand-offs-lost",
-    /// News that got lost are never looked for.
+    /// News whose call got lost are taken for read.
     LostNewsNeverFound = "lost-news-never-found",
     /// A delivery that has ended keeps its row.
     EndedRowStays = "ended-row-stays",

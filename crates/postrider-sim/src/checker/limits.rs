@@ -59,7 +59,12 @@ impl Judge {
         let at = self.deliveries[place].endpoint as usize;
         let app = self.endpoints[at].app;
         let read_anew = self.reads_anew(app);
-        let slack = if read_anew { i64::MAX } else { 1_000 + ROUNDING + 1_000 * self.config.read.1 };
+        // Settings take some reads, one after the other, and each of those takes its time there and back.
+        let slack = match (read_anew, self.now <= self.slow_until) {
+            (true, true) => i64::MAX,
+            (true, false) => 1_000 * (READS_OF_SETTINGS * self.config.read.1 + READS_OF_SETTINGS) + ROUNDING,
+            (false, _) => 1_000 + ROUNDING + 1_000 * self.config.read.1,
+        };
         let since = self.now - self.news_slack;
         let rate = self.endpoints[at]
             .settings_since(self.now, self.news_slack)
@@ -106,6 +111,10 @@ impl Judge {
 
 /// More than any rate that is drawn.
 const UNLIMITED: u32 = 50_000;
+
+/// There and back, for an endpoint, its application, the count of its changes and the others of it; twice, if it was being
+/// read already.
+const READS_OF_SETTINGS: i64 = 20;
 
 /// The engine counts in whole microseconds.
 const ROUNDING: i64 = 500;

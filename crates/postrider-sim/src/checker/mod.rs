@@ -97,6 +97,8 @@ pub struct Judge {
     lines: order::Lines,
     /// There are faults on our side.
     troubled: bool,
+    /// Reads may take longer than they should until then.
+    slow_until: i64,
     /// When a process was last started.
     last_start: Option<i64>,
     /// How long a node may not know what another one has committed, or a person through it.
@@ -168,6 +170,7 @@ impl Judge {
             ingest: ingest::Requests::default(),
             lines: order::Lines::default(),
             troubled: config.faults.iter().any(|(kind, _)| kind.is_ours()),
+            slow_until: i64::MIN,
             last_start: None,
             news_slack,
             config,
@@ -205,6 +208,23 @@ impl Judge {
 
     pub fn fault(&mut self, kind: FaultKind, node: Option<usize>, length: i64) {
         self.counts.faults[kind as usize] += 1;
+        let slows = match kind {
+            FaultKind::PauseShort
+            | FaultKind::PauseLong
+            | FaultKind::DatabaseStall
+            | FaultKind::CutOne
+            | FaultKind::CutAll
+            | FaultKind::Deaf
+            | FaultKind::AnswersLost
+            | FaultKind::WritesRefused
+            | FaultKind::DiskFull
+            | FaultKind::SlowDisk
+            | FaultKind::SlowReads => true,
+            _ => false,
+        };
+        if slows {
+            self.slow_until = self.slow_until.max(self.now + length.max(0) + SLOW_AFTER);
+        }
         self.note(node.map_or(NOBODY, |node| node as i8), Kind::Fault, [0, 0, kind as i64, length]);
     }
 
@@ -439,6 +459,9 @@ pub const EPOCH: i64 = 1_800_000_000_000;
 
 /// Steps in which the settings of an application are read, at most.
 const READS_OF_AN_APP: i64 = 8;
+
+/// What was begun while the store was slow is done by then.
+const SLOW_AFTER: i64 = 10_000;
 
 /// More of them say nothing more.
 const VIOLATIONS_MAX: usize = 8;

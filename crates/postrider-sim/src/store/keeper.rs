@@ -9,10 +9,7 @@ use super::{
     memory::Life,
     node::Node,
 };
-use postrider_engine::{
-    EndpointKey,
-    planted::{Bug, planted},
-};
+use postrider_engine::EndpointKey;
 use postrider_store::{Committed, Letter, Shards, StoreError, Tenure};
 use std::{sync::Arc, time::Duration};
 use tokio::{
@@ -122,9 +119,7 @@ impl Keeper {
                 standing.lease_until = Some(asked_at + (self.lease - self.lease / 10));
             }
         }
-        if !planted(Bug::LostNewsNeverFound) {
-            self.hear_news().await?;
-        }
+        self.hear_news().await?;
         if is_free {
             self.act(&view, tenure);
         }

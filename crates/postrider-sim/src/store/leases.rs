@@ -262,6 +262,9 @@ impl Node {
         let (is_lost, delay) =
             self.base.sky(number, |sky| (sky.happens(sky.weather.news_lost), sky.weather.news_delay));
         if is_lost {
+            if planted(Bug::LostNewsNeverFound) {
+                state.cluster.news.get_mut(&tenure).and_then(|news| news.pop_last());
+            }
             state.note(number, What::NewsLost);
         } else {
             ears.ring(bell, Instant::now() + delay);
