@@ -88,8 +88,6 @@ bugs! {
     NewestOfKeyFirst = "newest-of-key-first",
     /// A key stays taken when its delivery has ended.
     KeyNeverFreed = "key-never-freed",
-    /// A held key holds all keys of its lane.
-    KeyHoldsOthers = "key-holds-others",
 
     // Lanes.
     /// A lane is not woken when its next delivery falls due.
@@ -122,8 +120,8 @@ bugs! {
     UnfencedSettlement = "unfenced-settlement",
     /// A lost answer makes a settlement be written twice.
     SettledTwice = "settled-twice",
-    /// A message is answered for before it is written.
-    AnsweredBeforeCommit = "answered-before-commit",
+    /// A message is answered for although its commit has failed.
+    RefusedCommitAnswered = "refused-commit-answered",
     /// A message is stored without the last of those that it is owed to.
     FanOutCutShort = "fan-out-cut-short",
     /// A message is handed over and given rows as well.
@@ -134,7 +132,7 @@ bugs! {
     KeyReuseAccepted = "key-reuse-accepted",
     /// What a dead node held in memory is not given rows.
     HandOffsLost = "hand-offs-lost",
-    /// News that got lost are never looked for.
+    /// News whose call got lost are taken for read.
     LostNewsNeverFound = "lost-news-never-found",
     /// A delivery that has ended keeps its row.
     EndedRowStays = "ended-row-stays",
@@ -142,8 +140,8 @@ bugs! {
     DeliveredUndone = "delivered-undone",
     /// A dead letter that is replayed stays a dead letter as well.
     ReplayedTwice = "replayed-twice",
-    /// A lease is granted while another node still has it.
-    LeaseGrantedTwice = "lease-granted-twice",
+    /// A node is declared dead while its lease still runs.
+    BuriedTooSoon = "buried-too-soon",
 }
 
 #[cfg(feature = "planted")]

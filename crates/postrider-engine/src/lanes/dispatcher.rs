@@ -360,7 +360,8 @@ impl<C> Dispatcher<C> {
         match lane.gate(now) {
             Gate::Bury | Gate::Probe | Gate::Open if !loading.void => {}
             Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
-                lane.stored.next_due = Some(now);
+                let pause = if planted(Bug::ShutLaneLoaded) { MEMORY_RECHECK } else { Duration::ZERO };
+                lane.stored.next_due = Some(now.plus(pause));
                 self.review(endpoint, now);
                 return;
             }
@@ -543,6 +544,7 @@ impl<C> Dispatcher<C> {
                 continue;
             }
             let room = match lane.gate(now) {
+                Gate::Shut { .. } if planted(Bug::ShutLaneLoaded) => SCANT_WINDOW,
                 Gate::Shut { .. } => {
                     lane.stored.loading = None;
                     lane.stored.expect(now);
@@ -594,7 +596,7 @@ impl<C> Dispatcher<C> {
         let has_enough = lane.line.can_start() && lane.line.len() > lane.stored.refill_at;
         let wants_more = lane.stored.loading.is_none()
             && match gate {
-                Gate::Shut { .. } => false,
+                Gate::Shut { .. } => planted(Bug::ShutLaneLoaded),
                 // One is enough, and a few more if those that came must wait for others of their key.
                 Gate::Probe => {
                     lane.watch.probe.is_none() && !lane.line.can_start() && lane.line.len() < SCANT_WINDOW && has_room
@@ -607,7 +609,12 @@ impl<C> Dispatcher<C> {
             lane.stored.expect(now.plus(BLOCKED_RECHECK));
         }
         let load_at = match (gate, lane.stored.next_due) {
-            (Gate::Shut { .. }, Some(_)) if planted(Bug::ShutLaneLoaded) => Some(now.plus(MEMORY_RECHECK)),
+            (Gate::Shut { .. }, Some(due)) if planted(Bug::ShutLaneLoaded) && due <= now && wants_more => {
+                lane.stored.plan_load();
+                self.loads.push_back(endpoint);
+                None
+            }
+            (Gate::Shut { .. }, Some(due)) if planted(Bug::ShutLaneLoaded) => Some(due.max(now)),
             (Gate::Shut { until }, Some(due)) => until.map(|until| until.max(due)),
             (Gate::Bury | Gate::Probe | Gate::Open, Some(due)) if wants_more && memory_is_full => {
                 Some(due.max(now.plus(MEMORY_RECHECK)))

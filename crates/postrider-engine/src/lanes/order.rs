@@ -20,7 +20,6 @@ const WHOLE_LANE: OrderKey = OrderKey::new(0);
 pub(super) fn chain_of(ordering: Ordering, id: DeliveryId, order: Option<OrderKey>) -> Option<OrderKey> {
     match (id.trigger, ordering) {
         (Trigger::Manual, _) | (Trigger::Scheduled, Ordering::None) => None,
-        (Trigger::Scheduled, Ordering::Keyed) if planted(Bug::KeyHoldsOthers) => order.map(|_| WHOLE_LANE),
         (Trigger::Scheduled, Ordering::Keyed) => order,
         (Trigger::Scheduled, Ordering::Fifo) => Some(WHOLE_LANE),
     }

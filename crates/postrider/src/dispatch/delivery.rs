@@ -211,7 +211,8 @@ impl Carrier {
         );
         let settlement =
             Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
-        Settled { settlement, verdict: Some(verdict).filter(|_| !postponed) }
+        let tells = !postponed || planted(Bug::ShortageTripsBreaker);
+        Settled { settlement, verdict: Some(verdict).filter(|_| tells) }
     }
 
     fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settled {

@@ -1,0 +1,222 @@
+//! The breaker of an endpoint, from what was written down of it: I23. And pauses.
+
+use super::{
+    Judge,
+    envelope::{self, Class},
+    wire::PostId,
+};
+use crate::{
+    settings::{BreakerPlan, Settings},
+    sometimes::Sometimes,
+    trace::Kind,
+};
+use postrider_engine::{
+    Trigger,
+    policy::{Breaker, Health},
+};
+use postrider_store::Settlement;
+use std::sync::Arc;
+
+/// As it was last written down.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recorded {
+    pub failures: u32,
+    pub trips: u32,
+    /// By the engine's clock.
+    pub until: Option<i64>,
+    /// In true time.
+    pub written: i64,
+    pub streak: u32,
+}
+
+impl Recorded {
+    pub fn is_open(&self) -> bool {
+        self.until.is_some()
+    }
+}
+
+impl Judge {
+    /// I23: only legal steps, and only by outcomes of real attempts.
+    pub(super) fn check_health(&mut self, place: usize, settlement: &Settlement, health: Health, post: Option<PostId>) {
+        let endpoint = self.deliveries[place].endpoint as usize;
+        let before = self.endpoints[endpoint].breaker;
+        let key = self.endpoints[endpoint].key;
+        let after = match health.breaker {
+            Breaker::Closed { failures } => Recorded { failures, trips: 0, until: None, ..before },
+            Breaker::Open { until, trips } => Recorded { failures: 0, trips, until: Some(until.as_millis()), ..before },
+        };
+        let after = Recorded { written: self.now, streak: health.permanent_streak, ..after };
+        let moved = (before.failures, before.trips, before.until) != (after.failures, after.trips, after.until);
+        self.endpoints[endpoint].breaker = after;
+        self.endpoints[endpoint].ease.hindered |= before.is_open() || after.is_open();
+        if (before.trips, before.until) != (after.trips, after.until) {
+            self.endpoints[endpoint].probe = None;
+            self.endpoints[endpoint].unjudged = false;
+        }
+        if moved {
+            let shown = i64::from(after.failures.max(after.trips));
+            self.note(super::NOBODY, Kind::Breaker, [0, key, shown, after.until.unwrap_or(0)]);
+        }
+        let Some(post) = post else {
+            self.object_to("I23", place, || "an endpoint's health changed without an attempt".to_owned());
+            return;
+        };
+        // A person set it back while outcomes were on their way: they may have been reckoned from before or after that.
+        let was_reset =
+            self.endpoints[endpoint].reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK);
+        let Some((_, answered)) = self.posts[post].ended else { return };
+        let begun = self.posts[post].begun;
+        let versions: Vec<Arc<Settings>> = self.endpoints[endpoint]
+            .settings_since(begun, self.news_slack)
+            .iter()
+            .map(|(_, settings)| Arc::clone(settings))
+            .collect();
+        if was_reset {
+            return;
+        }
+        let resend = settlement.id.trigger == Trigger::Manual;
+        // It is reckoned when the answer is heard: at its end, or as much later as it took to read the settings before it.
+        let node = self.posts[post].node;
+        let heard_max =
+            if self.was_set_since(node, begun - self.news_slack) { i64::MAX } else { HEARD_MAX + self.news_slack };
+        let legal = versions.iter().any(|settings| {
+            let class = envelope::class_of(&answered, settings);
+            let step = Step { before, after, class, failed: envelope::is_failure(&answered, class), resend };
+            is_legal(settings.breaker, &step, settlement.at.as_millis(), heard_max)
+        });
+        if !legal {
+            self.object_to("I23", place, || format!("{before:?} became {after:?} after {:?}", answered.kind));
+        }
+        self.note_step(before, after);
+    }
+
+    fn note_step(&mut self, before: Recorded, after: Recorded) {
+        match (before.is_open(), after.is_open()) {
+            (false, true) => self.met.met(Sometimes::BreakerOpened),
+            (true, true) if after.trips > before.trips => self.met.met(Sometimes::ProbeFailed),
+            (true, false) => self.met.met(Sometimes::ProbeClosedBreaker),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// I23: nothing is begun before the breaker's time is up, and one request after that.
+    pub(super) fn check_breaker(&mut self, post: PostId) {
+        let (place, engine_begun, node) =
+            (self.posts[post].delivery, self.posts[post].engine_begun, self.posts[post].node);
+        let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
+        let Some(until) = endpoint.breaker.until else { return };
+        // Changed settings may have no breaker any more.
+        let excused = self.now - endpoint.changed <= self.news_slack
+            || endpoint
+                .settings_since(self.now, self.news_slack)
+                .iter()
+                .any(|(_, settings)| settings.breaker.is_none())
+            || endpoint.reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK)
+            || self.was_just_set(node)
+            // Its settings had to be read first, and meanwhile the breaker opened.
+            || self.reads_anew(endpoint.app);
+        if excused {
+            // By the clock as it is now it may be the probe all the same.
+            if self.was_just_set(node) && engine_begun >= until && endpoint.probe.is_none() {
+                self.set_probe(place, post);
+            }
+            let at = self.deliveries[place].endpoint as usize;
+            self.endpoints[at].unjudged = true;
+            return;
+        }
+        let latest = endpoint.latest().breaker;
+        // Whoever asked for a resend wants to see it tried, where nothing is held.
+        if self.posts[post].resend && latest.is_some_and(|plan| plan.buries) {
+            return;
+        }
+        if engine_begun < until {
+            self.object_to("I23", place, || {
+                format!("begun {} ms before the breaker's time was up", until - engine_begun)
+            });
+            return;
+        }
+        // Half open: one request, whose answer decides. What it decided shows in what is sent before it is written down.
+        let probe = endpoint.probe.filter(|probe| !self.posts[*probe].abandoned);
+        let decided = probe.map(|probe| self.posts[probe].ended.map(|(_, answered)| (probe, answered)));
+        match decided {
+            Some(None) => self.object_to("I23", place, || "begun beside the probe of a half-open breaker".to_owned()),
+            Some(Some((probe, answered))) => {
+                let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
+                let settings = endpoint.latest();
+                let trips = if endpoint.unjudged { 0 } else { endpoint.breaker.trips };
+                let class = envelope::class_of(&answered, settings);
+                let again = self.posts[probe].engine_begun + answered.took;
+                let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));
+                let was_set = self.was_set_since(node, self.posts[probe].begun);
+                if envelope::is_failure(&answered, class) && engine_begun < again + shut && !was_set {
+                    self.object_to("I23", place, || "begun right after a probe that failed".to_owned());
+                }
+                if class == Class::Ours {
+                    self.set_probe(place, post);
+                }
+            }
+            None => self.set_probe(place, post),
+        }
+    }
+
+    fn set_probe(&mut self, place: usize, post: PostId) {
+        let endpoint = self.deliveries[place].endpoint as usize;
+        self.endpoints[endpoint].probe = Some(post);
+    }
+
+    /// Nothing is sent to a paused endpoint, once the pause is known.
+    pub(super) fn check_not_parked(&mut self, post: PostId) {
+        let place = self.posts[post].delivery;
+        let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
+        let slack = self.news_slack;
+        let too_late = |since: Option<i64>| since.is_some_and(|at| self.now - at > slack);
+        if too_late(endpoint.parked) {
+            self.object_to("I24", place, || "begun while its endpoint was paused".to_owned());
+        } else if too_late(endpoint.gone) {
+            self.object_to("I5", place, || "begun after its endpoint was deleted".to_owned());
+        }
+    }
+}
+
+struct Step {
+    before: Recorded,
+    after: Recorded,
+    class: Class,
+    failed: bool,
+    resend: bool,
+}
+
+fn cool_down(plan: BreakerPlan, trips: u32) -> i64 {
+    plan.cool_down.saturating_mul(1 << trips.saturating_sub(1).min(40)).min(plan.cool_down_max)
+}
+
+fn is_legal(plan: Option<BreakerPlan>, step: &Step, ended: i64, heard_max: i64) -> bool {
+    let Step { before, after, class, failed, resend } = *step;
+    let Some(plan) = plan else { return !after.is_open() && after.failures == 0 };
+    let opened_by = |until: i64, trips: u32| {
+        let began = until - cool_down(plan, trips);
+        heard_max == i64::MAX || (began >= ended && began <= ended + heard_max)
+    };
+    match (before.until, after.until) {
+        (None, None) => {
+            let expected = match (failed, resend) {
+                (true, false) => before.failures + 1,
+                (true, true) => before.failures,
+                (false, _) => 0,
+            };
+            after.failures == expected && (after.failures < plan.failures || resend)
+        }
+        (None, Some(until)) => {
+            failed && !resend && after.trips == 1 && before.failures + 1 >= plan.failures && opened_by(until, 1)
+        }
+        (Some(_), None) => !failed && class != Class::Ours && after.failures == 0,
+        (Some(until), Some(again)) if until == again => after.trips == before.trips,
+        (Some(_), Some(again)) => failed && after.trips == before.trips + 1 && opened_by(again, after.trips),
+    }
+}
+
+/// An answer is heard by the lane in the turn after it came.
+const HEARD_MAX: i64 = 2_000;
+
+/// Outcomes that were on their way when a person set the health back.
+const RESET_SLACK: i64 = 70_000;
