@@ -18,13 +18,13 @@ impl Chance {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0.next_u64()
     }
 
     /// Less than `end`; 0 if there is nothing less.
     pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(end)) >> 64) as u64
     }
 
     pub fn index(&mut self, length: usize) -> usize {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_purpose_has_its_own_stream_and_always_the_same() {
-        let drawn = |seed, purpose, number| Chance::new(seed, purpose, number).next();
+        let drawn = |seed, purpose, number| Chance::new(seed, purpose, number).draw();
         assert_eq!(drawn(1, "load", 0), drawn(1, "load", 0));
         let all = [drawn(1, "load", 0), drawn(2, "load", 0), drawn(1, "faults", 0), drawn(1, "load", 1)];
         assert!((0..4).all(|one| (0..one).all(|other| all[one] != all[other])));

@@ -46,7 +46,7 @@ impl Process {
         let tasks = Arc::new(Tasks::default());
         let wire = Arc::new(Wire::new(Arc::clone(world), node));
         let (stop, stopped) = watch::channel(false);
-        let jitter = Chance::new(world.config.seed, "jitter", life.into()).next();
+        let jitter = Chance::new(world.config.seed, "jitter", life.into()).draw();
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&dynamic),
             directory: Arc::clone(&directory),

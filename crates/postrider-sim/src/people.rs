@@ -20,7 +20,7 @@ pub async fn keep_touching(world: Arc<World>, every: i64) {
             return;
         }
         let Some(process) = world.some_process(&mut chance) else { continue };
-        let seed = chance.next();
+        let seed = chance.draw();
         // Whoever waits for an answer does not keep others from asking.
         tokio::spawn(touch(Arc::clone(&world), process, seed));
     }
@@ -51,14 +51,14 @@ type Done = Result<i64, PutError>;
 
 async fn resend(world: &World, process: &Process, chance: &mut Chance) -> Done {
     let dead = chance.percent(30);
-    let Some((message, endpoint, _)) = world.judge().some_delivery(chance.next(), dead) else { return Ok(0) };
+    let Some((message, endpoint, _)) = world.judge().some_delivery(chance.draw(), dead) else { return Ok(0) };
     let (message, endpoint) = (MessageKey::new(message), EndpointKey::new(endpoint));
     process.store.resend(message, endpoint, process.clock.now(), None).await?;
     Ok(1)
 }
 
 async fn replay(world: &World, process: &Process, chance: &mut Chance) -> Done {
-    let Some((message, endpoint, app)) = world.judge().some_delivery(chance.next(), true) else { return Ok(0) };
+    let Some((message, endpoint, app)) = world.judge().some_delivery(chance.draw(), true) else { return Ok(0) };
     let key = DeadKey { message: MessageKey::new(message), endpoint: EndpointKey::new(endpoint) };
     let app = world.app(app as usize);
     let at = process.clock.now();
@@ -72,7 +72,7 @@ async fn replay(world: &World, process: &Process, chance: &mut Chance) -> Done {
 }
 
 async fn cancel(world: &World, process: &Process, chance: &mut Chance) -> Done {
-    let Some((message, endpoint, app)) = world.judge().some_delivery(chance.next(), false) else { return Ok(0) };
+    let Some((message, endpoint, app)) = world.judge().some_delivery(chance.draw(), false) else { return Ok(0) };
     let endpoint = chance.percent(50).then(|| EndpointKey::new(endpoint));
     let app = world.app(app as usize);
     let count = process.store.cancel_message(app, MessageKey::new(message), endpoint, process.clock.now()).await?;
@@ -84,7 +84,7 @@ async fn pause(world: &Arc<World>, process: &Process, chance: &mut Chance) -> Do
     let at = process.clock.now();
     let disabled = Some(Disabled { why: DisableReason::Manual, at });
     put(world, process, app, key, |endpoint| endpoint.disabled = disabled).await?;
-    let (length, seed, world) = (chance.spread(500, 120_000), chance.next(), Arc::clone(world));
+    let (length, seed, world) = (chance.spread(500, 120_000), chance.draw(), Arc::clone(world));
     tokio::spawn(async move {
         pass(length).await;
         free(&world, app, key, seed).await;

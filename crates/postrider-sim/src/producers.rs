@@ -38,15 +38,15 @@ pub async fn produce(world: Arc<World>) {
             let offer = Offer::draw(&mut chance, &world, number, app);
             number += 1;
             if offer.key.is_some() && chance.percent(load.doubled) {
-                tokio::spawn(bring(Arc::clone(&world), offer.clone(), chance.next()));
+                tokio::spawn(bring(Arc::clone(&world), offer.clone(), chance.draw()));
             }
             // The same key for something else: a mistake that must be refused.
             if offer.key.is_some() && chance.percent(2) {
                 let other = Offer { number, event_id: None, ..offer.clone() };
                 number += 1;
-                tokio::spawn(bring(Arc::clone(&world), other, chance.next()));
+                tokio::spawn(bring(Arc::clone(&world), other, chance.draw()));
             }
-            tokio::spawn(bring(Arc::clone(&world), offer, chance.next()));
+            tokio::spawn(bring(Arc::clone(&world), offer, chance.draw()));
         }
         carry += gap * (chance.between(0, 2_000) as f64 / 1_000.0);
         let whole = carry as i64;

@@ -147,7 +147,7 @@ impl Temper {
                 answer(chance, status)
             }
             Self::Poisoned => {
-                let status = if number % 7 == 0 { 500 } else { 200 };
+                let status = if number.is_multiple_of(7) { 500 } else { 200 };
                 answer(chance, status)
             }
             Self::Asking => {

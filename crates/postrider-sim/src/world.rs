@@ -458,7 +458,7 @@ impl World {
 
     /// An endpoint that is there, and the number of its application.
     pub fn some_endpoint(&self, chance: &mut Chance) -> Option<(EndpointKey, usize)> {
-        let (key, app) = self.judge().some_endpoint(chance.next())?;
+        let (key, app) = self.judge().some_endpoint(chance.draw())?;
         Some((EndpointKey::new(key), app))
     }
 

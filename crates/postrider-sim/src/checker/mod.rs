@@ -208,20 +208,20 @@ impl Judge {
 
     pub fn fault(&mut self, kind: FaultKind, node: Option<usize>, length: i64) {
         self.counts.faults[kind as usize] += 1;
-        let slows = match kind {
+        let slows = matches!(
+            kind,
             FaultKind::PauseShort
-            | FaultKind::PauseLong
-            | FaultKind::DatabaseStall
-            | FaultKind::CutOne
-            | FaultKind::CutAll
-            | FaultKind::Deaf
-            | FaultKind::AnswersLost
-            | FaultKind::WritesRefused
-            | FaultKind::DiskFull
-            | FaultKind::SlowDisk
-            | FaultKind::SlowReads => true,
-            _ => false,
-        };
+                | FaultKind::PauseLong
+                | FaultKind::DatabaseStall
+                | FaultKind::CutOne
+                | FaultKind::CutAll
+                | FaultKind::Deaf
+                | FaultKind::AnswersLost
+                | FaultKind::WritesRefused
+                | FaultKind::DiskFull
+                | FaultKind::SlowDisk
+                | FaultKind::SlowReads
+        );
         if slows {
             self.slow_until = self.slow_until.max(self.now + length.max(0) + SLOW_AFTER);
         }
