@@ -51,7 +51,7 @@ impl Judge {
         self.endpoints[endpoint].ease.hindered |= before.is_open() || after.is_open();
         if (before.trips, before.until) != (after.trips, after.until) {
             self.endpoints[endpoint].probe = None;
-            self.endpoints[endpoint].unjudged = false;
+            self.endpoints[endpoint].unjudged.clear();
         }
         if moved {
             let shown = i64::from(after.failures.max(after.trips));
@@ -121,7 +121,7 @@ impl Judge {
                 self.set_probe(place, post);
             }
             let at = self.deliveries[place].endpoint as usize;
-            self.endpoints[at].unjudged = true;
+            self.endpoints[at].unjudged.push(post);
             return;
         }
         let latest = endpoint.latest().breaker;
@@ -143,12 +143,17 @@ impl Judge {
             Some(Some((probe, answered))) => {
                 let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
                 let settings = endpoint.latest();
-                let trips = if endpoint.unjudged { 0 } else { endpoint.breaker.trips };
+                let trips = if endpoint.unjudged.is_empty() { endpoint.breaker.trips } else { 0 };
                 let class = envelope::class_of(&answered, settings);
+                // One that could not be judged was perhaps the probe, and its answer is not on record yet.
+                let closed = endpoint.unjudged.iter().any(|other| match self.posts[*other].ended {
+                    Some((_, answered)) => !envelope::is_failure(&answered, envelope::class_of(&answered, settings)),
+                    None => false,
+                });
                 let again = self.posts[probe].engine_begun + answered.took;
                 let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));
                 let was_set = self.was_set_since(node, self.posts[probe].begun);
-                if envelope::is_failure(&answered, class) && engine_begun < again + shut && !was_set {
+                if envelope::is_failure(&answered, class) && engine_begun < again + shut && !was_set && !closed {
                     self.object_to("I23", place, || "begun right after a probe that failed".to_owned());
                 }
                 if class == Class::Ours {

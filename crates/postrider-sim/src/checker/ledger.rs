@@ -92,7 +92,7 @@ pub struct Endpoint {
     pub breaker: Recorded,
     pub probe: Option<PostId>,
     /// Something was sent since the breaker was last on record that could not be judged: it may have closed it.
-    pub unjudged: bool,
+    pub unjudged: Vec<PostId>,
     /// All messages with a smaller key were called back by a person, in one go.
     pub called_back: i64,
     pub bucket: Bucket,
@@ -118,7 +118,7 @@ impl Endpoint {
             reset_at: None,
             breaker: Recorded::default(),
             probe: None,
-            unjudged: false,
+            unjudged: Vec::new(),
             called_back: i64::MIN,
             bucket: Bucket::default(),
             live: Vec::new(),
