@@ -113,17 +113,27 @@ impl Keeper {
             self.queue(Job::Doubt);
             return Ok(());
         };
-        {
-            let standing = &mut self.node.memory().standing;
-            if standing.tenure == tenure {
-                standing.lease_until = Some(asked_at + (self.lease - self.lease / 10));
-            }
+        let sure_until = asked_at + (self.lease - self.lease / 10);
+        let was_away = !self.node.memory().may_send(tenure);
+        if !was_away {
+            self.renewed(tenure, sure_until);
         }
         self.hear_news().await?;
+        if was_away {
+            self.node.told_of_commits().await;
+            self.renewed(tenure, sure_until);
+        }
         if is_free {
             self.act(&view, tenure);
         }
         Ok(())
+    }
+
+    fn renewed(&self, tenure: Tenure, until: Instant) {
+        let standing = &mut self.node.memory().standing;
+        if standing.tenure == tenure {
+            standing.lease_until = Some(until);
+        }
     }
 
     /// `None`: the node was declared dead.

@@ -344,9 +344,19 @@ impl Keeper {
             return Ok(());
         };
         step!("node.renewed");
-        shared.renewed(tenure, sure_until(asked_at, &self.options));
+        let sure_until = sure_until(asked_at, &self.options);
+        // A node that was out of touch has missed what others changed, pauses among it: it sends nothing before it has heard.
+        let was_away = !shared.may_send(tenure);
+        if !was_away {
+            shared.renewed(tenure, sure_until);
+        }
         self.past = 0;
         self.hear_news().await?;
+        if was_away {
+            let shared = self.writer.shared();
+            shared.told_of_commits().await;
+            shared.renewed(tenure, sure_until);
+        }
         self.past = std::mem::replace(&mut self.seen_before, self.seen);
         if is_free {
             self.act(&view, tenure);
