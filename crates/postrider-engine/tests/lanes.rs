@@ -6,7 +6,8 @@ use postrider_engine::{
     Answer, AppKey, Control, DeliveryId, EndpointKey, Fault, MessageKey, Outcome, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, HeldBy, LaneSettings, Limits, Parcel, Rest},
     policy::{
-        BreakerRules, DisableReason, DisableRules, Health, Ordering, Policy, Progress, WhileOpen, health::Notice, judge,
+        Breaker, BreakerRules, DisableReason, DisableRules, Health, Ordering, Policy, Progress, WhileOpen,
+        health::Notice, judge,
     },
 };
 use proptest::prelude::*;
@@ -612,6 +613,33 @@ fn a_resend_that_arrives_frees_its_key_at_once() {
     assert!(dispatcher.next(now).is_none());
     dispatcher.cancel(lane, Cancel::One(MessageKey::new(1)), now);
     assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+}
+
+/// Whatever else comes is sent to the dead letters while the breaker is open.
+#[test]
+fn what_a_person_asks_for_is_tried_behind_an_open_breaker_and_keeps_to_the_limits() {
+    let breaker = BreakerRules { while_open: WhileOpen::DeadLetter, ..BreakerRules::default() };
+    let settings = LaneSettings { breaker: Some(breaker), in_flight_max: 1, ..lane_settings(1) };
+    let (lane, now) = (EndpointKey::new(1), Timestamp::from_millis(1_000));
+    let open = Breaker::Open { until: now.plus(Duration::from_hours(1)), trips: 1 };
+    let mut dispatcher = Dispatcher::new(SMALL);
+    dispatcher.set_health(lane, settings, Health { breaker: open, ..Health::default() }, now);
+    dispatcher.expect(lane, settings, now, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
+    let asked_for = |message| DeliveryId { trigger: Trigger::Manual, ..scheduled(1, message) };
+    let found = [asked_for(1), asked_for(2), scheduled(1, 3)].map(|id| Parcel {
+        id,
+        handed: false,
+        ..new_parcel(id.message.raw(), now)
+    });
+    dispatcher.loaded(lane, found.into(), Rest::default(), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == asked_for(1)));
+    assert!(dispatcher.next(now).is_none(), "one at a time");
+    dispatcher.answered(asked_for(1), None, now);
+    dispatcher.settled(asked_for(1), None, now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == asked_for(2)));
+    let buried = dispatcher.next(now);
+    assert!(matches!(buried, Some(Command::Bury(parcel)) if parcel.id == scheduled(1, 3)), "which needs no slot");
 }
 
 #[test]

@@ -286,6 +286,11 @@ impl<C> Dispatcher<C> {
         self.lanes.get(&endpoint).map(|lane| lane.settings.app)
     }
 
+    /// Whether the lane is that of a deleted endpoint, as far as is known here.
+    pub fn is_gone(&self, endpoint: EndpointKey) -> bool {
+        self.lanes.get(&endpoint).is_some_and(|lane| lane.settings.gone)
+    }
+
     fn lanes_that(&self, apps: impl Fn(AppKey) -> bool) -> Vec<EndpointKey> {
         self.lanes.iter().filter(|(_, lane)| apps(lane.settings.app)).map(|(endpoint, _)| *endpoint).collect()
     }

@@ -138,7 +138,11 @@ impl<C> Lane<C> {
     }
 
     pub fn gate(&self, now: Timestamp) -> Gate {
-        self.watch.gate(&self.settings, now)
+        match self.watch.gate(&self.settings, now) {
+            // Whoever asked for it wants to see it tried.
+            Gate::Bury if self.line.is_next_asked_for() => Gate::Open,
+            gate @ (Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open) => gate,
+        }
     }
 
     pub fn change(&mut self, settings: LaneSettings, ledger: &mut Ledger, now: Timestamp) {

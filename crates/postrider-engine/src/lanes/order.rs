@@ -75,6 +75,15 @@ impl<C> Line<C> {
         !self.places.is_empty()
     }
 
+    /// A person asked for the one that is next.
+    pub fn is_next_asked_for(&self) -> bool {
+        match self.places.front() {
+            Some(Place::Loose(parcel)) => parcel.id.trigger == Trigger::Manual,
+            // What a person asks for waits for nobody.
+            Some(Place::Chain(_)) | None => false,
+        }
+    }
+
     pub fn ordering(&self) -> Ordering {
         self.ordering
     }

@@ -609,7 +609,9 @@ impl World {
             Some(_) => books.health.breaker.standing(self.now),
             None => Standing::Closed,
         };
+        let buries = settings.breaker.is_some_and(|rules| rules.while_open == WhileOpen::DeadLetter);
         let is_probe = match standing {
+            Standing::Open { .. } if buries && id.trigger == Trigger::Manual => false,
             Standing::Open { until } => panic!("{id:?} sent at {:?}, the breaker is open until {until:?}", self.now),
             Standing::HalfOpen => true,
             Standing::Closed => false,
@@ -633,6 +635,7 @@ impl World {
         let settings = self.told[&id.endpoint];
         let books = self.books[&id.endpoint];
         assert!(!books.is_paused(), "{id:?} buried in a parked lane");
+        assert_eq!(id.trigger, Trigger::Scheduled, "whoever asks for it wants to see it tried");
         self.check_begin(id, settings);
         assert_eq!(settings.breaker.map(|rules| rules.while_open), Some(WhileOpen::DeadLetter));
         assert!(matches!(books.health.breaker.standing(self.now), Standing::Open { .. }), "{id:?} buried for nothing");

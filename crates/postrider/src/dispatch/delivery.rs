@@ -65,8 +65,8 @@ impl Carrier {
         Self { store, directory, post, ids, clock, rng: Mutex::new(rng), meters: Meters::new() }
     }
 
-    /// Tries once, and says what becomes of the delivery. `tenure`: in which it was begun.
-    pub async fn deliver(&self, parcel: Parcel<Cargo>, tenure: Tenure) -> Settled {
+    /// Tries once, and says what becomes of the delivery.
+    pub async fn deliver(&self, parcel: Parcel<Cargo>, leave: Leave) -> Settled {
         let started = self.clock.now();
         let (endpoint, rules) = match self.rules_of(&parcel).await {
             Ok(Some(found)) => found,
@@ -74,6 +74,10 @@ impl Carrier {
             // Our own trouble: nobody was called, and nothing is charged.
             Err(_) => return Settled::untouched(&parcel, started),
         };
+        // Its lane knows nothing of the limits that it has.
+        if leave.lane_is_gone {
+            return Settled { is_misplaced: true, ..Settled::untouched(&parcel, started) };
+        }
         // It was paused a moment ago, and its lane has not heard of that yet. Whoever was told that it is paused must not
         // see it called after that.
         if endpoint.lane.parked && !planted(Bug::PauseIgnored) {
@@ -87,7 +91,7 @@ impl Carrier {
             return self.end_untried(parcel, DeathReason::Expired, started);
         };
         // The reads above may have taken long, and the lane may be someone else's by now.
-        if !self.store.may_send(tenure) && !planted(Bug::SendsWithoutLease) {
+        if !self.store.may_send(leave.tenure) && !planted(Bug::SendsWithoutLease) {
             return Settled::untouched(&parcel, started);
         }
         step!("send.begun");
@@ -212,7 +216,7 @@ impl Carrier {
         let settlement =
             Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
         let tells = !postponed || planted(Bug::ShortageTripsBreaker);
-        Settled { settlement, verdict: Some(verdict).filter(|_| tells) }
+        Settled { settlement, verdict: Some(verdict).filter(|_| tells), is_misplaced: false }
     }
 
     fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settled {
@@ -223,7 +227,7 @@ impl Carrier {
         if let Next::Dead(reason) = next {
             self.meters.count_death(reason);
         }
-        Settled { settlement: Settlement { next, ..untouched(&parcel, at) }, verdict: None }
+        Settled { settlement: Settlement { next, ..untouched(&parcel, at) }, verdict: None, is_misplaced: false }
     }
 }
 
@@ -232,6 +236,15 @@ pub struct Settled {
     pub settlement: Settlement,
     /// `None`: nothing was learned about the endpoint.
     pub verdict: Option<Verdict>,
+    /// Its lane is that of a deleted endpoint, and the endpoint is there: one of the two is not up to date.
+    pub is_misplaced: bool,
+}
+
+/// What a parcel was let go with.
+#[derive(Clone, Copy)]
+pub struct Leave {
+    pub tenure: Tenure,
+    pub lane_is_gone: bool,
 }
 
 impl Settled {
@@ -239,7 +252,7 @@ impl Settled {
     pub fn untouched(parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
         let mut settlement = untouched(parcel, now);
         settlement.progress.attempts += u32::from(planted(Bug::TroubleCharged));
-        Self { settlement, verdict: None }
+        Self { settlement, verdict: None, is_misplaced: false }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
     tasks::Tasks,
     transport::Post,
 };
-use delivery::{Cargo, Carrier, Settled};
+use delivery::{Cargo, Carrier, Leave, Settled};
 use found::Found;
 use notices::Notices;
 pub use notices::reason_name;
@@ -201,6 +201,8 @@ impl Dispatch {
                 self.stop(now);
             }
             let may_send = self.store.may_send(self.tenure) || planted(Bug::SendsWithoutLease);
+            // Whoever may send again has been told before what has changed meanwhile.
+            self.hear_all(&mut committed);
             self.engine.let_start(may_send && !self.stopping);
             while let Some(command) = self.engine.next(now) {
                 self.carry_out(command, now);
@@ -281,17 +283,13 @@ impl Dispatch {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
-                let tenure = self.tenure;
-                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, tenure).await) });
+                let leave = Leave { tenure: self.tenure, lane_is_gone: self.engine.is_gone(parcel.id.endpoint) };
+                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, leave).await) });
             }
-            Command::Bury(parcel) => match parcel.id.trigger {
-                Trigger::Scheduled => {
-                    let ended = Box::new(self.carrier.end_by_breaker(parcel));
-                    let _ = self.events.send(Event::Answered(self.reign, ended));
-                }
-                // Whoever asked for it wants to see it tried.
-                Trigger::Manual => self.carry_out(Command::Send(parcel), now),
-            },
+            Command::Bury(parcel) => {
+                let ended = Box::new(self.carrier.end_by_breaker(parcel));
+                let _ = self.events.send(Event::Answered(self.reign, ended));
+            }
             Command::Load { endpoint, ordering, limit } => {
                 let (store, events) = (Arc::clone(&self.store), self.events.clone());
                 tokio::spawn(async move {
@@ -342,7 +340,10 @@ impl Dispatch {
                 }
             }
             Event::Answered(_, settled) => {
-                let Settled { mut settlement, verdict } = *settled;
+                let Settled { mut settlement, verdict, is_misplaced } = *settled;
+                if is_misplaced {
+                    self.reread_endpoint(settlement.id.endpoint);
+                }
                 if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
                     settlement.health = Some(step.health);
                     settlement.disable = self.notices.of(settlement.id.endpoint, &step, now);

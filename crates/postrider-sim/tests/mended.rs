@@ -1,0 +1,27 @@
+//! Worlds in which something once went wrong. What was mended then must stay so, as long as these seeds draw the same worlds;
+//! what each was is in `docs/proof.md`.
+
+use postrider_sim::{
+    config::{Mode, Overrides},
+    world::{self, Run},
+};
+
+/// The seed, and how many deliveries it makes.
+const ONCE_WRONG: [(u64, u64, &str); 6] = [
+    (2, 200, "an owner heard of another node's message before the answer to its own commit"),
+    (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
+    (198, 1_000, "the same"),
+    (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
+    (349, 1_000, "a node that had been out of touch sent before it had heard of a pause"),
+    (761, 1_000, "the lane of a deleted endpoint sent, without the limits of the endpoint"),
+];
+
+#[test]
+fn what_was_mended_stays_mended() {
+    for (seed, deliveries, what) in ONCE_WRONG {
+        let mode = if seed.is_multiple_of(2) { Mode::Liveness } else { Mode::Safety };
+        let run = Run { seed, deliveries, mode, overrides: Overrides::default(), keep_trace: false };
+        let outcome = world::run(run);
+        assert!(outcome.violations.is_empty(), "seed {seed}, {what}: {}", outcome.violations[0]);
+    }
+}
