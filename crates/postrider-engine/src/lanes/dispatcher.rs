@@ -282,13 +282,9 @@ impl<C> Dispatcher<C> {
     }
 
     /// Whose lane it is, if it is open.
-    pub fn app_of(&self, endpoint: EndpointKey) -> Option<AppKey> {
-        self.lanes.get(&endpoint).map(|lane| lane.settings.app)
-    }
-
-    /// Whether the lane is that of a deleted endpoint, as far as is known here.
-    pub fn is_gone(&self, endpoint: EndpointKey) -> bool {
-        self.lanes.get(&endpoint).is_some_and(|lane| lane.settings.gone)
+    /// What a lane goes by, if it is open.
+    pub fn settings_of(&self, endpoint: EndpointKey) -> Option<LaneSettings> {
+        self.lanes.get(&endpoint).map(|lane| lane.settings)
     }
 
     fn lanes_that(&self, apps: impl Fn(AppKey) -> bool) -> Vec<EndpointKey> {

@@ -67,8 +67,10 @@ impl Carrier {
 
     /// Tries once, and says what becomes of the delivery.
     pub async fn deliver(&self, parcel: Parcel<Cargo>, leave: Leave) -> Settled {
+        let found = self.rules_of(&parcel).await;
+        // Not before: they may have been read for a while, and all that follows is counted from when the receiver was called.
         let started = self.clock.now();
-        let (endpoint, rules) = match self.rules_of(&parcel).await {
+        let (endpoint, rules) = match found {
             Ok(Some(found)) => found,
             Ok(None) => return self.end_untried(parcel, DeathReason::EndpointGone, started),
             // Our own trouble: nobody was called, and nothing is charged.

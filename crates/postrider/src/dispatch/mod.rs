@@ -283,7 +283,8 @@ impl Dispatch {
             Command::Send(parcel) => {
                 let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
-                let leave = Leave { tenure: self.tenure, lane_is_gone: self.engine.is_gone(parcel.id.endpoint) };
+                let lane_is_gone = self.engine.settings_of(parcel.id.endpoint).is_some_and(|lane| lane.gone);
+                let leave = Leave { tenure: self.tenure, lane_is_gone };
                 tokio::spawn(async move { promise.keep(carrier.deliver(parcel, leave).await) });
             }
             Command::Bury(parcel) => {
@@ -402,8 +403,8 @@ impl Dispatch {
             },
             Event::Disabled(app) => self.reread(app),
             Event::EndpointGone(endpoint) => {
-                if let Some(app) = self.engine.app_of(endpoint) {
-                    self.engine.set_lane(endpoint, gone_lane(app, None), now);
+                if let Some(lane) = self.engine.settings_of(endpoint) {
+                    self.engine.set_lane(endpoint, gone_lane(lane.app, None), now);
                 }
             }
         }
@@ -444,12 +445,16 @@ impl Dispatch {
                         self.send_off(letter.app, now);
                     }
                 }
-                Committed::Waiting { endpoint, due } => match self.directory.endpoint_at_hand(endpoint) {
+                Committed::Waiting { endpoint, due } => match self.lane_at_hand(endpoint) {
                     // At once, because what is committed next may belong behind it.
-                    Some(entry) if self.serves(entry.lane.app) => self.engine.expect(endpoint, entry.lane, due, now),
+                    Some(lane) if self.serves(lane.app) => self.engine.expect(endpoint, lane, due, now),
                     // Whoever takes the lane over will find it.
                     Some(_) => {}
-                    None => self.find_lane(endpoint, due),
+                    None => {
+                        let before = self.unopened.get(&endpoint).copied().unwrap_or(due);
+                        self.unopened.insert(endpoint, before.min(due));
+                        self.find_lane(endpoint, due);
+                    }
                 },
                 Committed::Settings { app } => {
                     self.reread(app);
@@ -467,9 +472,9 @@ impl Dispatch {
                 }
                 Committed::Deposed => self.depose(),
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
-                Committed::Health { endpoint } => match self.directory.endpoint_at_hand(endpoint) {
-                    Some(entry) if self.serves(entry.lane.app) => {
-                        self.engine.set_health(endpoint, entry.lane, Health::default(), now);
+                Committed::Health { endpoint } => match self.lane_at_hand(endpoint) {
+                    Some(lane) if self.serves(lane.app) => {
+                        self.engine.set_health(endpoint, lane, Health::default(), now);
                     }
                     Some(_) => {}
                     None => self.find_healed(endpoint),

@@ -25,6 +25,12 @@ impl Dispatch {
         }
     }
 
+    /// What a lane goes by that is open, or could be opened without reading anything first.
+    pub(super) fn lane_at_hand(&self, endpoint: EndpointKey) -> Option<LaneSettings> {
+        let known = self.directory.endpoint_at_hand(endpoint).map(|entry| entry.lane);
+        known.or_else(|| self.engine.settings_of(endpoint))
+    }
+
     /// What is known by now, for settings that were read some time ago.
     pub(super) fn newest(&self, endpoint: EndpointKey, read: LaneSettings) -> LaneSettings {
         self.directory.endpoint_at_hand(endpoint).map_or(read, |entry| entry.lane)

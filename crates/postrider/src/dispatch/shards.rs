@@ -110,9 +110,7 @@ impl Dispatch {
             Committed::Waiting { endpoint, .. }
             | Committed::Health { endpoint }
             | Committed::Cancelled { endpoint, .. } => {
-                let at_hand = || self.directory.endpoint_at_hand(*endpoint).map(|entry| entry.lane.app);
-                !arriving.is_empty()
-                    && self.engine.app_of(*endpoint).or_else(at_hand).is_none_or(|app| arriving.has_lanes_of(app))
+                !arriving.is_empty() && self.lane_at_hand(*endpoint).is_none_or(|lane| arriving.has_lanes_of(lane.app))
             }
             Committed::Settings { .. }
             | Committed::EventTypes
