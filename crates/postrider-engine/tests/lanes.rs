@@ -615,6 +615,21 @@ fn a_resend_that_arrives_frees_its_key_at_once() {
     assert!(matches!(dispatcher.next(now), Some(Command::Load { .. })));
 }
 
+#[test]
+fn what_was_not_sent_after_all_uses_up_no_rate() {
+    let settings = LaneSettings { rate: Some(1), app_rate: Some(1), ..lane_settings(1) };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    for message in 1..=3 {
+        dispatcher.hand_over(new_parcel(message, now), settings, now);
+    }
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 1)));
+    assert!(dispatcher.next(now).is_none());
+    dispatcher.unsent(scheduled(1, 1), now);
+    assert!(matches!(dispatcher.next(now), Some(Command::Send(parcel)) if parcel.id == scheduled(1, 2)));
+    dispatcher.answered(scheduled(1, 2), None, now);
+    assert!(dispatcher.next(now).is_none(), "the second one was sent");
+}
+
 /// Whatever else comes is sent to the dead letters while the breaker is open.
 #[test]
 fn what_a_person_asks_for_is_tried_behind_an_open_breaker_and_keeps_to_the_limits() {

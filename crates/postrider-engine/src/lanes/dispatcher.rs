@@ -444,6 +444,16 @@ impl<C> Dispatcher<C> {
         step
     }
 
+    /// The same, where nothing was sent: it counts against no rate. Much that has expired would use up all of it.
+    pub fn unsent(&mut self, id: DeliveryId, now: Timestamp) {
+        if let Some(lane) = self.lanes.get_mut(&id.endpoint)
+            && let Some(started_at) = lane.give_back(id)
+        {
+            self.turns.give_back(lane.settings.app, started_at);
+        }
+        self.answered(id, None, now);
+    }
+
     /// The settlement is durable. With `due`, the delivery waits in the store until then.
     pub fn settled(&mut self, id: DeliveryId, due: Option<Timestamp>, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&id.endpoint) else { return };

@@ -76,6 +76,8 @@ pub(super) struct Lane<C> {
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     weight: usize,
+    /// When it was started, and took its part of the rates.
+    started_at: Option<Timestamp>,
     order: Option<OrderKey>,
     cycle: u32,
     /// The store has a later cycle of it already, which can be loaded when this one is settled.
@@ -258,8 +260,14 @@ impl<C> Lane<C> {
     }
 
     pub fn hold(&mut self, parcel: Parcel<C>, ledger: &mut Ledger) {
-        let holding =
-            Holding { weight: parcel.weight, order: parcel.order, cycle: parcel.cycle, replayed: false, ended: false };
+        let holding = Holding {
+            weight: parcel.weight,
+            started_at: None,
+            order: parcel.order,
+            cycle: parcel.cycle,
+            replayed: false,
+            ended: false,
+        };
         self.held.insert(parcel.id, holding);
         self.bytes += parcel.weight;
         ledger.bytes += parcel.weight;
@@ -309,11 +317,23 @@ impl<C> Lane<C> {
         }
         parcel.held = self.spans.held(parcel.due, now, turn, elsewhere);
         self.in_flight += 1;
+        if let Some(holding) = self.held.get_mut(&parcel.id) {
+            holding.started_at = Some(now);
+        }
         if let Some(bucket) = self.bucket.as_mut().filter(|_| !planted(Bug::RateNotSpent)) {
             bucket.take(now);
             self.spent_at = Some(now);
         }
         Some(parcel)
+    }
+
+    /// It was started, and nothing was sent. Tells when that was.
+    pub fn give_back(&mut self, id: DeliveryId) -> Option<Timestamp> {
+        let started_at = self.held.get_mut(&id)?.started_at.take()?;
+        if let Some(bucket) = &mut self.bucket {
+            bucket.give_back(started_at);
+        }
+        Some(started_at)
     }
 
     pub fn answered(

@@ -122,6 +122,21 @@ impl Turns {
         }
     }
 
+    /// What was spent then was not sent.
+    pub fn give_back(&mut self, app: AppKey, spent_at: Timestamp) {
+        let Some(entry) = self.apps.get_mut(&app) else { return };
+        if let Some(bucket) = &mut entry.bucket {
+            bucket.give_back(spent_at);
+        }
+        match entry.place {
+            Place::Resting(until) => {
+                self.resting.remove(&(until, app));
+                self.rejoin(app);
+            }
+            Place::InRound | Place::Away => {}
+        }
+    }
+
     /// When the application was last held up by its rate.
     pub fn rated(&self, app: AppKey) -> Span {
         self.apps.get(&app).map(|entry| entry.rated).unwrap_or_default()

@@ -8,6 +8,8 @@ pub struct Bucket {
     per_second: u32,
     /// Microseconds since 1970 at which the bucket is full again.
     full_at: i64,
+    /// Since when it has not been full, in the same.
+    used_since: i64,
 }
 
 const SECOND: i64 = 1_000_000;
@@ -15,7 +17,11 @@ const SECOND: i64 = 1_000_000;
 impl Bucket {
     /// `None` where there is no limit.
     pub fn new(per_second: Option<u32>) -> Option<Self> {
-        per_second.filter(|rate| *rate > 0).map(|per_second| Self { per_second, full_at: i64::MIN })
+        per_second.filter(|rate| *rate > 0).map(|per_second| Self {
+            per_second,
+            full_at: i64::MIN,
+            used_since: i64::MIN,
+        })
     }
 
     /// Full no sooner than if it had been emptied then.
@@ -26,12 +32,13 @@ impl Bucket {
     /// The clock says less than it did: it is full no later than if it had been emptied now, and nobody waits for the clock
     /// to catch up.
     pub fn set_back(self, now: Timestamp) -> Self {
-        Self { full_at: self.full_at.min(now.as_millis().saturating_mul(1_000).saturating_add(SECOND)), ..self }
+        let now = now.as_millis().saturating_mul(1_000);
+        Self { full_at: self.full_at.min(now.saturating_add(SECOND)), used_since: self.used_since.min(now), ..self }
     }
 
     /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
     pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
-        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, ..bucket })
+        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, used_since: self.used_since, ..bucket })
     }
 
     /// Ready now, or the time from which it will be.
@@ -49,7 +56,17 @@ impl Bucket {
 
     pub fn take(&mut self, now: Timestamp) {
         let now = now.as_millis().saturating_mul(1_000);
+        if self.full_at <= now {
+            self.used_since = now;
+        }
         self.full_at = self.full_at.max(now).saturating_add(self.cost());
+    }
+
+    /// What was taken then was not used. If the bucket has been full since, it has it back already.
+    pub fn give_back(&mut self, taken_at: Timestamp) {
+        if taken_at.as_millis().saturating_mul(1_000) >= self.used_since {
+            self.full_at = self.full_at.saturating_sub(self.cost());
+        }
     }
 
     /// What one request takes out, rounded up so that rounding never lets more through.
@@ -84,6 +101,22 @@ mod tests {
         let rested = Timestamp::from_millis(12_000);
         bucket.take(rested);
         assert_eq!(bucket.ready(rested), Ok(()), "it fills up like any other");
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again_but_not_twice() {
+        let mut bucket = Bucket::new(Some(2)).expect("a limit");
+        let (start, rested) = (Timestamp::from_millis(10_000), Timestamp::from_millis(12_000));
+        bucket.take(start);
+        bucket.take(start);
+        bucket.give_back(start);
+        assert_eq!(bucket.ready(start), Ok(()));
+        bucket.take(start);
+        assert_eq!(bucket.ready(start), Err(Timestamp::from_millis(10_500)));
+        bucket.take(rested);
+        bucket.give_back(start);
+        bucket.take(rested);
+        assert_eq!(bucket.ready(rested), Err(Timestamp::from_millis(12_500)), "it was full again meanwhile");
     }
 
     #[test]

@@ -218,7 +218,7 @@ impl Carrier {
         let settlement =
             Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
         let tells = !postponed || planted(Bug::ShortageTripsBreaker);
-        Settled { settlement, verdict: Some(verdict).filter(|_| tells), is_misplaced: false }
+        Settled { settlement, verdict: Some(verdict).filter(|_| tells), is_sent: true, is_misplaced: false }
     }
 
     fn end_untried(&self, parcel: Parcel<Cargo>, reason: DeathReason, at: Timestamp) -> Settled {
@@ -229,7 +229,8 @@ impl Carrier {
         if let Next::Dead(reason) = next {
             self.meters.count_death(reason);
         }
-        Settled { settlement: Settlement { next, ..untouched(&parcel, at) }, verdict: None, is_misplaced: false }
+        let settlement = Settlement { next, ..untouched(&parcel, at) };
+        Settled { settlement, verdict: None, is_sent: false, is_misplaced: false }
     }
 }
 
@@ -238,6 +239,8 @@ pub struct Settled {
     pub settlement: Settlement,
     /// `None`: nothing was learned about the endpoint.
     pub verdict: Option<Verdict>,
+    /// Its receiver was called, as far as is known.
+    pub is_sent: bool,
     /// Its lane is that of a deleted endpoint, and the endpoint is there: one of the two is not up to date.
     pub is_misplaced: bool,
 }
@@ -254,7 +257,7 @@ impl Settled {
     pub fn untouched(parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
         let mut settlement = untouched(parcel, now);
         settlement.progress.attempts += u32::from(planted(Bug::TroubleCharged));
-        Self { settlement, verdict: None, is_misplaced: false }
+        Self { settlement, verdict: None, is_sent: false, is_misplaced: false }
     }
 }
 

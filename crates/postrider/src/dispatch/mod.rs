@@ -341,11 +341,13 @@ impl Dispatch {
                 }
             }
             Event::Answered(_, settled) => {
-                let Settled { mut settlement, verdict, is_misplaced } = *settled;
+                let Settled { mut settlement, verdict, is_sent, is_misplaced } = *settled;
                 if is_misplaced {
                     self.reread_endpoint(settlement.id.endpoint);
                 }
-                if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
+                if !is_sent {
+                    self.engine.unsent(settlement.id, now);
+                } else if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
                     settlement.health = Some(step.health);
                     settlement.disable = self.notices.of(settlement.id.endpoint, &step, now);
                 }
@@ -513,7 +515,8 @@ struct Promise {
 
 impl Promise {
     fn new(events: mpsc::UnboundedSender<Event>, reign: Reign, parcel: &Parcel<Cargo>, now: Timestamp) -> Self {
-        Self { events, reign, settled: Some(Box::new(Settled::untouched(parcel, now))) }
+        let settled = Settled { is_sent: true, ..Settled::untouched(parcel, now) };
+        Self { events, reign, settled: Some(Box::new(settled)) }
     }
 
     fn keep(mut self, settled: Settled) {
