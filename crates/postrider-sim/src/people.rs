@@ -166,11 +166,25 @@ async fn start_task(world: &World, process: &Process, chance: &mut Chance) -> Do
         2 => TaskKind::Cancel { endpoint, before: since },
         _ => TaskKind::Resume { endpoint, keep: chance.pick(&[Keep::None, Keep::NewestPerKey, Keep::Since(since)]) },
     };
-    if let TaskKind::Cancel { endpoint, before } = kind {
-        world.judge().calls_back(endpoint, first_key_at(Timestamp::from_millis(before)));
+    let key = process.store.mint(now).await?;
+    let called_back = match kind {
+        TaskKind::Cancel { before: since, .. } | TaskKind::Resume { keep: Keep::Since(since), .. } => {
+            Some(first_key_at(Timestamp::from_millis(since)))
+        }
+        TaskKind::Resume { keep: Keep::None, .. } => Some(key),
+        TaskKind::Resume { keep: Keep::All | Keep::NewestPerKey, .. }
+        | TaskKind::Recover { .. }
+        | TaskKind::ReplayMissing { .. }
+        | TaskKind::BulkReplay { .. }
+        | TaskKind::ReplayDead { .. }
+        | TaskKind::Purge => None,
+    };
+    // Whether it was begun is not known if the answer is lost.
+    if let Some(below) = called_back {
+        world.judge().calls_back(endpoint, below);
     }
     let task = Task {
-        key: TaskKey(process.store.mint(now).await?),
+        key: TaskKey(key),
         app: world.app(app),
         kind,
         total: None,

@@ -9,7 +9,7 @@ use super::{
 use crate::{settings::Settings, sometimes::Sometimes, trace::Kind};
 use postrider_engine::{
     Trigger,
-    policy::{self, DeathReason, Next},
+    policy::{self, DeathReason, Next, Progress},
 };
 use postrider_store::{AttemptRecord, Settlement};
 use std::sync::Arc;
@@ -34,8 +34,10 @@ impl Judge {
             self.check_fence(place, node, tenure);
         }
         let post = settlement.attempt.as_ref().and_then(|attempt| self.match_attempt(place, node, resend, attempt));
-        if let Some(step) = settlement.health {
-            self.check_health(place, settlement, step, post);
+        match (settlement.health, post) {
+            (Some(step), _) => self.check_health(place, settlement, step, post),
+            (None, Some(post)) if !gone && !is_void => self.check_health_kept(place, settlement, post),
+            (None, _) => {}
         }
         if settlement.disable.is_some() {
             let now = self.now;
@@ -47,7 +49,7 @@ impl Judge {
         match (resend, is_void) {
             (true, _) => self.settle_resend(place, settlement, post),
             (false, true) => self.settle_void(place, settlement, post),
-            (false, false) => self.settle_own(place, settlement, post),
+            (false, false) => self.settle_own(place, node, settlement, post),
         }
     }
 
@@ -89,13 +91,13 @@ impl Judge {
             return None;
         };
         self.posts[post].recorded = true;
+        self.endpoints[self.deliveries[place].endpoint as usize].answered.retain(|answered| *answered != post);
         // Which of two requests was the resend shows only now.
         self.posts[post].resend = resend;
         self.deliveries[place].unrecorded -= 1;
         let engine_begun = self.posts[post].engine_begun;
-        // Its settings may have had to be read first; it never claims to have begun after it did.
-        if started > engine_begun && !self.was_set_since(node, self.posts[post].begun - JUST_BEFORE) {
-            self.object_to("I12", place, || format!("recorded as begun {} ms after it was", started - engine_begun));
+        if started != engine_begun && !self.was_set_since(node, self.posts[post].begun - JUST_BEFORE) {
+            self.object_to("I12", place, || format!("recorded as begun at {started}, and it was at {engine_begun}"));
         }
         Some(post)
     }
@@ -105,6 +107,7 @@ impl Judge {
             Next::Postponed { .. } => return,
             Next::Delivered => {
                 self.check_success(place, post);
+                self.check_taken(place, post, true);
                 self.deliveries[place].arrived = true;
                 if self.deliveries[place].state == State::Open {
                     self.met.met(Sometimes::ResendEndsSchedule);
@@ -114,7 +117,7 @@ impl Judge {
                     self.deliveries[place].state = State::Delivered;
                 }
             }
-            Next::Nothing => {}
+            Next::Nothing => self.check_taken(place, post, false),
             Next::Retry { .. } | Next::Dead(_) => {
                 self.object_to("I17", place, || "a resend touched the delivery's own schedule".to_owned());
             }
@@ -128,6 +131,7 @@ impl Judge {
         self.met.met(Sometimes::SettledAfterItsEnd);
         if settlement.next == Next::Delivered {
             self.check_success(place, post);
+            self.check_taken(place, post, true);
             self.deliveries[place].arrived = true;
             match self.deliveries[place].state {
                 State::Open => self.finish(place, State::Delivered),
@@ -138,7 +142,7 @@ impl Judge {
         }
     }
 
-    fn settle_own(&mut self, place: usize, settlement: &Settlement, post: Option<PostId>) {
+    fn settle_own(&mut self, place: usize, node: usize, settlement: &Settlement, post: Option<PostId>) {
         let before = self.deliveries[place].attempts;
         let counted = settlement.attempt.is_some();
         // I14: only an attempt counts as one.
@@ -150,7 +154,7 @@ impl Judge {
         if let (Some(attempt), Some(post)) = (&settlement.attempt, post) {
             self.check_verdict(place, settlement, attempt, post);
         } else if !counted {
-            self.check_untried(place, settlement);
+            self.check_untried(place, node, settlement);
         }
         let now = self.now;
         let delivery = &mut self.deliveries[place];
@@ -186,6 +190,20 @@ impl Judge {
         let arrived = post.is_some_and(|post| self.posts[post].arrived);
         if !arrived {
             self.object_to("I3", place, || "recorded as delivered, and it never arrived".to_owned());
+        }
+    }
+
+    /// I3, where no schedule is looked at: it was taken, or not, by some settings that it may have gone by.
+    fn check_taken(&mut self, place: usize, post: Option<PostId>, said: bool) {
+        let Some((post, (_, answered))) = post.and_then(|post| Some((post, self.posts[post].ended?))) else { return };
+        let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
+        let agrees = endpoint
+            .settings_since(self.posts[post].begun, self.news_slack)
+            .iter()
+            .any(|(_, settings)| (envelope::class_of(&answered, settings) == Class::Delivered) == said);
+        if !agrees {
+            let words = if said { "taken" } else { "not taken" };
+            self.object_to("I3", place, || format!("recorded as {words} after {:?}", answered.kind));
         }
     }
 
@@ -237,9 +255,9 @@ impl Judge {
             let invariant = if self.deliveries[place].attempts > 0 { "I11" } else { "I12" };
             self.object_to(invariant, place, || format!("begun {} ms before it was due", due - engine_begun));
         }
-        let late = self.deliveries[place].give_up.is_some_and(|end| engine_begun > end + READS_MAX);
+        let late = self.deliveries[place].give_up.is_some_and(|end| engine_begun >= end);
         // The clock may have been set between the look at it and the request.
-        if late && !self.was_set_since(node, self.now - READS_MAX) {
+        if late && !self.was_set_since(node, self.now - JUST_BEFORE) {
             self.object_to("I10", place, || "begun after the end of its time".to_owned());
         }
     }
@@ -248,15 +266,32 @@ impl Judge {
         self.clocks[node].set_at.is_some_and(|at| at >= since)
     }
 
+    /// When a node's clock said this, as far as can be told: at the latest now.
+    fn true_time(&self, node: usize, engine: i64) -> i64 {
+        let clock = &self.clocks[node];
+        let by_now = engine - super::EPOCH - clock.now;
+        let before = if self.was_set_since(node, by_now) { engine - super::EPOCH - clock.before } else { by_now };
+        by_now.min(before).min(self.now)
+    }
+
     /// A delivery moved without an attempt: it was put off for trouble of our own, or it ended for a reason that needs none.
-    fn check_untried(&mut self, place: usize, settlement: &Settlement) {
+    fn check_untried(&mut self, place: usize, node: usize, settlement: &Settlement) {
         let (delivery, at) = (&self.deliveries[place], settlement.at.as_millis());
         let endpoint = &self.endpoints[delivery.endpoint as usize];
-        let slack = self.news_slack;
+        // It may have been decided long before it could be written down.
+        let settings = endpoint.settings_since(self.true_time(node, at), self.news_slack);
         match settlement.next {
-            Next::Postponed { .. } | Next::Nothing => {}
+            Next::Postponed { due } => {
+                let Progress { give_up_at, last_delay, .. } = settlement.progress;
+                let kept = give_up_at.map(|at| at.as_millis()) == delivery.give_up
+                    && last_delay.map(|wait| wait.as_millis() as i64) == delivery.last_wait;
+                if !kept || due.as_millis() < at {
+                    self.object_to("I14", place, || "what was only put off is not as it was".to_owned());
+                }
+            }
+            Next::Nothing => {}
             Next::Dead(DeathReason::Expired) => {
-                let least = endpoint.settings_since(self.now, slack).iter().map(|(_, settings)| settings.hold).min();
+                let least = settings.iter().map(|(_, settings)| settings.hold).min();
                 let end = delivery.give_up.unwrap_or(delivery.queued_at + least.unwrap_or(0));
                 if at < end {
                     self.object_to("I10", place, || format!("given up as expired {} ms before its time", end - at));
@@ -270,10 +305,7 @@ impl Judge {
                 self.met.met(Sometimes::EndpointDeletedUnderIt);
             }
             Next::Dead(DeathReason::Breaker) => {
-                let buries = endpoint
-                    .settings_since(self.now, slack)
-                    .iter()
-                    .any(|(_, settings)| settings.breaker.is_some_and(|plan| plan.buries));
+                let buries = settings.iter().any(|(_, settings)| settings.breaker.is_some_and(|plan| plan.buries));
                 if !buries {
                     self.object_to("I23", place, || "buried by a breaker that is to hold".to_owned());
                 }
@@ -413,8 +445,5 @@ fn next_code(next: Next) -> i64 {
 /// More requests than can have been begun since one that is settled now.
 const LOOK_BACK: usize = 50_000;
 
-/// The clock is read, then the request is begun; between the two settings may have to be read.
+/// The clock is read, then the request is begun.
 const JUST_BEFORE: i64 = 2_000;
-
-/// So long may the reads take between the look at the clock and the request.
-const READS_MAX: i64 = 120_000;

@@ -11,7 +11,7 @@ use crate::{
     trace::Kind,
 };
 use postrider_engine::{
-    Trigger,
+    Timestamp, Trigger,
     policy::{Breaker, Health},
 };
 use postrider_store::Settlement;
@@ -51,7 +51,7 @@ impl Judge {
         self.endpoints[endpoint].ease.hindered |= before.is_open() || after.is_open();
         if (before.trips, before.until) != (after.trips, after.until) {
             self.endpoints[endpoint].probe = None;
-            self.endpoints[endpoint].unjudged.clear();
+            self.endpoints[endpoint].unjudged = false;
         }
         if moved {
             let shown = i64::from(after.failures.max(after.trips));
@@ -77,17 +77,31 @@ impl Judge {
         let resend = settlement.id.trigger == Trigger::Manual;
         // It is reckoned when the answer is heard: at its end, or as much later as it took to read the settings before it.
         let node = self.posts[post].node;
-        let heard_max =
-            if self.was_set_since(node, begun - self.news_slack) { i64::MAX } else { HEARD_MAX + self.news_slack };
-        let legal = versions.iter().any(|settings| {
-            let class = envelope::class_of(&answered, settings);
-            let step = Step { before, after, class, failed: envelope::is_failure(&answered, class), resend };
-            is_legal(settings.breaker, &step, settlement.at.as_millis(), heard_max)
+        let was_set = self.was_set_since(node, begun - self.news_slack);
+        let began = if was_set { i64::MAX } else { self.posts[post].engine_begun };
+        let heard_max = if was_set { i64::MAX } else { HEARD_MAX + self.news_slack };
+        // The answer is judged by the settings that were read before the request, and reckoned by those of the lane.
+        let legal = versions.iter().any(|rules| {
+            let class = envelope::class_of(&answered, rules);
+            let failed = envelope::is_failure(&answered, class);
+            let step = Step { before, after, class, failed, resend, began };
+            versions.iter().any(|lane| is_legal(lane.breaker, &step, settlement.at.as_millis(), heard_max))
         });
         if !legal {
             self.object_to("I23", place, || format!("{before:?} became {after:?} after {:?}", answered.kind));
         }
         self.note_step(before, after);
+    }
+
+    /// I23: an outcome that is written without a step must not be one that makes one.
+    pub(super) fn check_health_kept(&mut self, place: usize, settlement: &Settlement, post: PostId) {
+        let health = match self.endpoints[self.deliveries[place].endpoint as usize].breaker {
+            Recorded { until: None, failures, .. } => Breaker::Closed { failures },
+            Recorded { until: Some(until), trips, .. } => Breaker::Open { until: Timestamp::from_millis(until), trips },
+        };
+        let streak = self.endpoints[self.deliveries[place].endpoint as usize].breaker.streak;
+        let kept = Health { breaker: health, permanent_streak: streak, ..Health::default() };
+        self.check_health(place, settlement, kept, Some(post));
     }
 
     fn note_step(&mut self, before: Recorded, after: Recorded) {
@@ -114,14 +128,14 @@ impl Judge {
             || endpoint.reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK)
             || self.was_just_set(node)
             // Its settings had to be read first, and meanwhile the breaker opened.
-            || self.reads_anew(endpoint.app);
+            || self.reads_anew(node, endpoint.app);
         if excused {
             // By the clock as it is now it may be the probe all the same.
             if self.was_just_set(node) && engine_begun >= until && endpoint.probe.is_none() {
                 self.set_probe(place, post);
             }
             let at = self.deliveries[place].endpoint as usize;
-            self.endpoints[at].unjudged.push(post);
+            self.endpoints[at].unjudged = true;
             return;
         }
         let latest = endpoint.latest().breaker;
@@ -135,6 +149,16 @@ impl Judge {
             });
             return;
         }
+        // What is on record lags behind: one that was answered, and is not written down yet, may have been the probe.
+        let settings = endpoint.latest();
+        let closed = endpoint.answered.iter().map(|other| &self.posts[*other]).any(|other| {
+            let in_time = other.engine_begun >= until || self.was_set_since(node, other.begun - self.news_slack);
+            let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
+            in_time && !other.abandoned && other.ended.is_some_and(|(_, answered)| !failed(answered))
+        });
+        if closed {
+            return;
+        }
         // Half open: one request, whose answer decides. What it decided shows in what is sent before it is written down.
         let probe = endpoint.probe.filter(|probe| !self.posts[*probe].abandoned);
         let decided = probe.map(|probe| self.posts[probe].ended.map(|(_, answered)| (probe, answered)));
@@ -143,13 +167,8 @@ impl Judge {
             Some(Some((probe, answered))) => {
                 let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
                 let settings = endpoint.latest();
-                let trips = if endpoint.unjudged.is_empty() { endpoint.breaker.trips } else { 0 };
+                let trips = if endpoint.unjudged { 0 } else { endpoint.breaker.trips };
                 let class = envelope::class_of(&answered, settings);
-                // One that could not be judged was perhaps the probe, and its answer is not on record yet.
-                let closed = endpoint.unjudged.iter().any(|other| match self.posts[*other].ended {
-                    Some((_, answered)) => !envelope::is_failure(&answered, envelope::class_of(&answered, settings)),
-                    None => false,
-                });
                 let again = self.posts[probe].engine_begun + answered.took;
                 let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));
                 let was_set = self.was_set_since(node, self.posts[probe].begun);
@@ -189,6 +208,8 @@ struct Step {
     class: Class,
     failed: bool,
     resend: bool,
+    /// By the node's clock; later than anything if that was set.
+    began: i64,
 }
 
 fn cool_down(plan: BreakerPlan, trips: u32) -> i64 {
@@ -196,7 +217,7 @@ fn cool_down(plan: BreakerPlan, trips: u32) -> i64 {
 }
 
 fn is_legal(plan: Option<BreakerPlan>, step: &Step, ended: i64, heard_max: i64) -> bool {
-    let Step { before, after, class, failed, resend } = *step;
+    let Step { before, after, class, failed, resend, began } = *step;
     let Some(plan) = plan else { return !after.is_open() && after.failures == 0 };
     let opened_by = |until: i64, trips: u32| {
         let began = until - cool_down(plan, trips);
@@ -214,9 +235,12 @@ fn is_legal(plan: Option<BreakerPlan>, step: &Step, ended: i64, heard_max: i64) 
         (None, Some(until)) => {
             failed && !resend && after.trips == 1 && before.failures + 1 >= plan.failures && opened_by(until, 1)
         }
-        (Some(_), None) => !failed && class != Class::Ours && after.failures == 0,
+        // Only what was sent after its time decides.
+        (Some(until), None) => began >= until && !failed && class != Class::Ours && after.failures == 0,
         (Some(until), Some(again)) if until == again => after.trips == before.trips,
-        (Some(_), Some(again)) => failed && after.trips == before.trips + 1 && opened_by(again, after.trips),
+        (Some(until), Some(again)) => {
+            began >= until && failed && after.trips == before.trips + 1 && opened_by(again, after.trips)
+        }
     }
 }
 
@@ -224,4 +248,4 @@ fn is_legal(plan: Option<BreakerPlan>, step: &Step, ended: i64, heard_max: i64) 
 const HEARD_MAX: i64 = 2_000;
 
 /// Outcomes that were on their way when a person set the health back.
-const RESET_SLACK: i64 = 70_000;
+const RESET_SLACK: i64 = 10_000;

@@ -44,7 +44,7 @@ impl Judge {
             endpoint.ease.saturated_at,
             endpoint.changed,
             self.changed_hands_at(endpoint.app),
-            self.last_start.unwrap_or(0),
+            self.started.iter().copied().flatten().max().unwrap_or(0),
             delivery.requeued.unwrap_or(0),
         ]
         .into_iter()

@@ -9,7 +9,7 @@ use crate::{
 };
 use postrider_engine::{keys::time_of_key, policy::DeathReason};
 use postrider_store::NewMessage;
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 pub struct MessageRecord {
     pub key: i64,
@@ -91,8 +91,10 @@ pub struct Endpoint {
     pub reset_at: Option<i64>,
     pub breaker: Recorded,
     pub probe: Option<PostId>,
-    /// Something was sent since the breaker was last on record that could not be judged: it may have closed it.
-    pub unjudged: Vec<PostId>,
+    /// Something was sent since the breaker was last on record that could not be judged.
+    pub unjudged: bool,
+    /// Requests that have been answered and are not on record yet.
+    pub answered: Vec<PostId>,
     /// All messages with a smaller key were called back by a person, in one go.
     pub called_back: i64,
     pub bucket: Bucket,
@@ -118,7 +120,8 @@ impl Endpoint {
             reset_at: None,
             breaker: Recorded::default(),
             probe: None,
-            unjudged: Vec::new(),
+            unjudged: false,
+            answered: Vec::new(),
             called_back: i64::MIN,
             bucket: Bucket::default(),
             live: Vec::new(),
@@ -214,27 +217,33 @@ impl Judge {
         let (app, key) = (self.messages[place as usize].app, self.messages[place as usize].key);
         // Whom it is owed to is worked out before it is queued to be written.
         let queued = if self.troubled { QUEUED_MAX } else { 4 * self.config.write.1 };
-        if self.now - self.apps[app as usize].changed <= self.news_slack + queued {
-            return;
-        }
+        let since = self.now - self.news_slack - queued;
         let event_type = new.content.event_type.strip_prefix("type.").and_then(|text| text.parse::<usize>().ok());
         let channels: Vec<usize> =
             new.content.channels.iter().filter_map(|name| name.strip_prefix("channel.")?.parse().ok()).collect();
-        let mut expected: Vec<i64> = Vec::new();
-        for endpoint in self.endpoints.iter().filter(|endpoint| endpoint.app == app && endpoint.gone.is_none()) {
+        // Those that must be among them, and those that may.
+        let (mut surely, mut perhaps) = (BTreeSet::new(), BTreeSet::new());
+        for endpoint in self.endpoints.iter().filter(|endpoint| endpoint.app == app) {
             let plan = &self.config.endpoints[self.plan_of(endpoint.number)];
             let type_fits = plan.event_types.is_empty()
                 || event_type.is_some_and(|wanted| wanted < EVENT_TYPES && plan.event_types.contains(&wanted));
             let channel_fits = plan.channel.is_none_or(|wanted| channels.contains(&wanted));
-            if type_fits && channel_fits {
-                expected.push(endpoint.key);
+            if !type_fits || !channel_fits {
+                continue;
+            }
+            if endpoint.gone.is_none_or(|at| at >= since) {
+                perhaps.insert(endpoint.key);
+            }
+            let created_at = endpoint.versions.first().map_or(i64::MAX, |(at, _)| *at);
+            if endpoint.gone.is_none() && created_at < since {
+                surely.insert(endpoint.key);
             }
         }
-        let mut owed: Vec<i64> = new.owed.iter().map(|endpoint| endpoint.raw()).collect();
-        expected.sort_unstable();
-        owed.sort_unstable();
-        if expected != owed {
-            self.object("I2", key, 0, || format!("owed to {owed:?}, and {expected:?} wanted it"));
+        let owed: BTreeSet<i64> = new.owed.iter().map(|endpoint| endpoint.raw()).collect();
+        let each_once = owed.len() == new.owed.len();
+        if !each_once || !surely.is_subset(&owed) || !owed.is_subset(&perhaps) {
+            let owed = &new.owed;
+            self.object("I2", key, 0, || format!("owed to {owed:?}; {surely:?} surely wanted it, {perhaps:?} perhaps"));
         }
     }
 

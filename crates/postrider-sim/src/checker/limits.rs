@@ -30,7 +30,8 @@ impl Bucket {
 }
 
 impl Judge {
-    /// I20: no more requests at a time than the endpoint's settings say, over all nodes. Those of a process that died or lost its
+    /// I20: no more requests at a time than the endpoint's settings say, over all nodes. What was begun before the cap was
+    /// lowered goes on, and nothing is begun beside too many. Those of a process that died or lost its
     /// lanes are not counted: the receiver may see them for as long as a request may take.
     pub(super) fn check_cap(&mut self, post: PostId) {
         let place = self.posts[post].delivery;
@@ -41,11 +42,9 @@ impl Judge {
             .map(|(_, settings)| settings.in_flight_max)
             .max()
             .unwrap_or(usize::MAX);
-        // What was begun before the cap was lowered goes on.
         let least = endpoint.latest().in_flight_max;
         let live = endpoint.live.iter().filter(|other| !self.posts[**other].abandoned).count();
-        let changed_lately = endpoint.versions.len() > 1 && self.now - endpoint.changed <= self.news_slack + LONGEST;
-        if live >= cap && !(changed_lately && live < 1_000) {
+        if live >= cap {
             self.object_to("I20", place, || format!("begun beside {live} others, and at most {cap} may be under way"));
         }
         if live + 1 == least && least > 1 {
@@ -58,7 +57,7 @@ impl Judge {
         let place = self.posts[post].delivery;
         let at = self.deliveries[place].endpoint as usize;
         let app = self.endpoints[at].app;
-        let read_anew = self.reads_anew(app);
+        let read_anew = self.reads_anew(self.posts[post].node, app);
         // Settings take some reads, one after the other, and each of those takes its time there and back.
         let slack = match (read_anew, self.now <= self.slow_until) {
             (true, true) => i64::MAX,
@@ -99,13 +98,11 @@ impl Judge {
 
     /// A request is begun as soon as its turn has come, unless its endpoint's settings have to be read first: then those of a
     /// moment may come out together. That is so only after a change or when lanes have changed hands.
-    pub(super) fn reads_anew(&self, app: u32) -> bool {
+    pub(super) fn reads_anew(&self, node: usize, app: u32) -> bool {
         let lately = self.now - self.news_slack.max(READS_LATELY);
-        self.apps[app as usize].changed >= lately || self.changed_hands_at(app) >= lately || self.started_lately(lately)
-    }
-
-    fn started_lately(&self, since: i64) -> bool {
-        self.last_start.is_some_and(|at| at >= since)
+        self.apps[app as usize].changed >= lately
+            || self.changed_hands_at(app) >= lately
+            || self.started[node].is_some_and(|at| at >= lately)
     }
 }
 
@@ -118,9 +115,6 @@ const READS_OF_SETTINGS: i64 = 20;
 
 /// The engine counts in whole microseconds.
 const ROUNDING: i64 = 500;
-
-/// How long a request may take.
-const LONGEST: i64 = 10_000;
 
 /// For so long after a change settings may still be read for the first time.
 const READS_LATELY: i64 = 3_000;

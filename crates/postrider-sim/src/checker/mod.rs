@@ -100,7 +100,8 @@ pub struct Judge {
     /// Reads may take longer than they should until then.
     slow_until: i64,
     /// When a process was last started.
-    last_start: Option<i64>,
+    /// When each node was last started.
+    started: Vec<Option<i64>>,
     /// How long a node may not know what another one has committed, or a person through it.
     news_slack: i64,
 }
@@ -171,7 +172,7 @@ impl Judge {
             lines: order::Lines::default(),
             troubled: config.faults.iter().any(|(kind, _)| kind.is_ours()),
             slow_until: i64::MIN,
-            last_start: None,
+            started: vec![None; config.nodes],
             news_slack,
             config,
         }
@@ -238,7 +239,7 @@ impl Judge {
 
     pub fn started(&mut self, node: usize) -> u32 {
         let life = self.lives.len() as u32;
-        self.last_start = Some(self.now);
+        self.started[node] = Some(self.now);
         self.lives.push(Life { node, ended: None, gracefully: false, deposed: None });
         self.current[node] = Some(life);
         self.note(node as i8, Kind::Started, [0, 0, life.into(), 0]);

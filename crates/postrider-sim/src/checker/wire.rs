@@ -190,6 +190,10 @@ impl Judge {
         let (message, endpoint) = self.keys_of(delivery);
         self.note(node as i8, Kind::Answered, [message, endpoint, answered.code(), post as i64]);
         self.posts[post].ended = Some((self.now, answered));
+        // What our own machine lacked is never on record.
+        if answered.kind != Answer::Failed(Fault::Local) {
+            self.endpoints[self.deliveries[delivery].endpoint as usize].answered.push(post);
+        }
         self.off_the_wire(post);
     }
 
@@ -220,6 +224,9 @@ impl Judge {
                     self.posts[post].abandoned = true;
                 }
             }
+        }
+        for endpoint in &mut self.endpoints {
+            endpoint.answered.retain(|post| self.posts[*post].life != life);
         }
         // Those that were answered and not written down.
         for post in self.posts.iter_mut().rev().take(ABANDONED_LOOK) {
