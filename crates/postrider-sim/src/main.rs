@@ -123,8 +123,19 @@ struct Sum {
 
 impl Sum {
     fn add(&mut self, outcome: Outcome) {
-        let Counts { accepted, deliveries, attempts, delivered, dead, repeated, open, faults, pairs, simulated } =
-            outcome.counts;
+        let Counts {
+            accepted,
+            deliveries,
+            attempts,
+            delivered,
+            dead,
+            repeated,
+            queued,
+            open,
+            faults,
+            pairs,
+            simulated,
+        } = outcome.counts;
         self.seeds += 1;
         self.counts.accepted += accepted;
         self.counts.deliveries += deliveries;
@@ -132,6 +143,7 @@ impl Sum {
         self.counts.delivered += delivered;
         self.counts.dead += dead;
         self.counts.repeated += repeated;
+        self.counts.queued += queued;
         self.counts.open += open;
         self.counts.pairs += pairs;
         self.counts.simulated += simulated;
@@ -145,8 +157,19 @@ impl Sum {
     }
 
     fn print(&self, args: &Args, planted: Option<Bug>) {
-        let Counts { accepted, deliveries, attempts, delivered, dead, repeated, open, faults, pairs, simulated } =
-            &self.counts;
+        let Counts {
+            accepted,
+            deliveries,
+            attempts,
+            delivered,
+            dead,
+            repeated,
+            queued,
+            open,
+            faults,
+            pairs,
+            simulated,
+        } = &self.counts;
         let seconds = self.took.as_secs_f64();
         println!("seeds            {:>14}", self.seeds);
         println!("messages         {accepted:>14}");
@@ -154,6 +177,7 @@ impl Sum {
             "deliveries       {deliveries:>14}   ({delivered} delivered, {dead} dead by their own attempts, {open} open at the end)"
         );
         println!("attempts         {attempts:>14}   ({repeated} not on record: cut off, or lost with their process)");
+        println!("again            {queued:>14}   (resends and replays)");
         println!("simulated time   {:>14.1} h", *simulated as f64 / 3_600_000.0);
         println!("wall time        {seconds:>14.1} s   ({:.0} deliveries/s)", *deliveries as f64 / seconds.max(0.001));
         println!("faults           {:>14}   ({pairs} of them while another lasted)", faults.iter().sum::<u64>());

@@ -249,8 +249,16 @@ impl World {
             }
             pass(lease + 2_000).await;
         }
-        let deadline = self.judge().deadline(lease);
-        self.until(|| self.judge().open() == 0, deadline).await;
+        // A task that is still at work puts more on its way, and all begins anew.
+        loop {
+            let deadline = self.judge().deadline(lease);
+            let queued = self.judge().counts.queued;
+            self.until(|| self.judge().open() == 0, deadline).await;
+            let is_all_there = self.judge().counts.queued == queued;
+            if is_all_there || self.judge().open() == 0 {
+                break;
+            }
+        }
         if !self.judge().is_content() {
             return;
         }

@@ -257,6 +257,7 @@ impl Judge {
     /// A row was begun by a person or a task: a resend, or a new cycle.
     pub fn queued(&mut self, message: i64, endpoint: i64, resend: bool, cycle: u32, due: i64) {
         self.note(NOBODY, Kind::Queued, [message, endpoint, cycle.into(), due]);
+        self.counts.queued += 1;
         let Some(place) = self.delivery_or_adopt(message, endpoint) else { return };
         let now = self.now;
         if resend {

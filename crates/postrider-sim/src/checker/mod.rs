@@ -124,6 +124,8 @@ pub struct Counts {
     pub delivered: u64,
     pub dead: u64,
     pub repeated: u64,
+    /// Put on their way again.
+    pub queued: u64,
     pub open: u64,
     pub faults: [u64; FaultKind::COUNT],
     pub pairs: u64,
