@@ -139,6 +139,11 @@ impl Receiver {
         self.shared.lock().arrivals.iter().filter(|arrival| arrival.path == path).cloned().collect()
     }
 
+    /// When each connection ended that has; by its number.
+    pub fn hang_ups(&self) -> HashMap<usize, Instant> {
+        self.shared.lock().hang_ups.clone()
+    }
+
     /// Cheaper than to ask for them all.
     pub fn count(&self) -> usize {
         self.shared.lock().arrivals.len()
@@ -174,6 +179,7 @@ struct Shared(Mutex<Book>);
 struct Book {
     scripts: HashMap<String, Script>,
     arrivals: Vec<Arrival>,
+    hang_ups: HashMap<usize, Instant>,
 }
 
 struct Script {
@@ -226,6 +232,7 @@ async fn converse(stream: TcpStream, connection: usize, shared: Arc<Shared>) {
     let service = service_fn(|request| answer(request, connection, &shared, SockRef::from(&handle)));
     // A connection that breaks is the sender's matter, or was asked for.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    shared.lock().hang_ups.insert(connection, Instant::now());
 }
 
 async fn answer(
