@@ -20,7 +20,7 @@ mod support;
 
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
-use machine::{Disk, faults_can_be_injected, injecting, interposed_clock};
+use machine::{Disk, faults_can_be_injected, injecting, interposed_clock, skip};
 use overload::{Crowd, Sink, Tally, peak_memory};
 use postrider::clock;
 use rand::{Rng, RngExt, SeedableRng};
@@ -99,9 +99,8 @@ fn deliveries_go_on_by_themselves_when_a_full_disk_has_room_again() {
 /// EIO, or ENOSPC, or a kill, at the n-th call of one that writes, or at every one from there on.
 #[test]
 fn an_error_from_the_disk_is_never_taken_for_a_success() {
-    if !faults_can_be_injected() {
-        println!("SKIPPED: strace is not there or may not trace");
-        return;
+    if let Err(why) = faults_can_be_injected() {
+        return skip(&why);
     }
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -153,9 +152,8 @@ fn an_error_from_the_disk_is_never_taken_for_a_success() {
 /// A single error does not end it, and does not stop it for good either.
 #[test]
 fn a_single_error_from_the_disk_heals_without_a_restart() {
-    if !faults_can_be_injected() {
-        println!("SKIPPED: strace is not there or may not trace");
-        return;
+    if let Err(why) = faults_can_be_injected() {
+        return skip(&why);
     }
     // Past what a start needs.
     for (calls, what, nth) in [(SYNC, "error=EIO", 60), ("pwrite64", "error=ENOSPC", 800)] {
@@ -179,9 +177,8 @@ fn a_single_error_from_the_disk_heals_without_a_restart() {
 /// It does not go on for ever without what it needs.
 #[test]
 fn a_disk_that_goes_on_failing_ends_the_server_with_an_error() {
-    if !faults_can_be_injected() {
-        println!("SKIPPED: strace is not there or may not trace");
-        return;
+    if let Err(why) = faults_can_be_injected() {
+        return skip(&why);
     }
     let seed = seed();
     let (receiver, began) = (Receiver::start(), Instant::now());
@@ -283,8 +280,7 @@ fn a_server_that_is_killed_all_the_time_still_gets_on() {
 fn a_clock_that_jumps_loses_nothing_and_repeats_nothing() {
     let interposed = interposed_clock();
     if !Path::new(&interposed).exists() {
-        println!("SKIPPED: {interposed} is not there (apt-get install libfaketime)");
-        return;
+        return skip(&format!("{interposed} is not there (apt-get install libfaketime)"));
     }
     let seed = seed();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -422,7 +418,7 @@ const CROWD: usize = 4_096;
 /// by pages, and a connection holds a few KiB. The rest is room for the allocator.
 const MEMORY_MAX: usize = 512;
 
-/// `None`, with a word, where nothing may be mounted.
+/// `None` where nothing may be mounted and that may be.
 fn on_a_small_disk(kibibytes: u64, seed: u64) -> Option<(Drill, Disk)> {
     let (receiver, began) = (Receiver::start(), Instant::now());
     let mut server = Server::not_started(&[]);
@@ -430,7 +426,7 @@ fn on_a_small_disk(kibibytes: u64, seed: u64) -> Option<(Drill, Disk)> {
     let disk = match Disk::mount(&server.data(), kibibytes) {
         Ok(disk) => disk,
         Err(why) => {
-            println!("SKIPPED: no file system can be mounted here: {why}");
+            skip(&format!("no file system can be mounted here: {why}"));
             return None;
         }
     };
