@@ -62,12 +62,13 @@ fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again
             }
             disk.grow();
             // It may be about to end.
-            while drill.server.is_running() && !drill.server.is_ready() {
-                if drill.server.has_ended().is_some() {
+            wait_until("it is ready or has ended", &mut drill, |drill| {
+                if let Some(status) = drill.server.has_ended() {
+                    assert!(!status.success(), "it could not start, and says that all went well");
                     drill.note_end(End::Killed { at: since });
                 }
-                drill.run_for(POLL);
-            }
+                !drill.server.is_running() || drill.server.is_ready()
+            });
             if !drill.server.is_running() {
                 drill.start_again();
             }
@@ -87,9 +88,7 @@ fn deliveries_go_on_by_themselves_when_a_full_disk_has_room_again() {
         wait_for_refusals(&mut drill);
         disk.grow();
         let before = drill.accepted();
-        while drill.accepted() < before + 50 {
-            drill.run_for(POLL);
-        }
+        wait_until("events are accepted again", &mut drill, |drill| drill.accepted() >= before + 50);
         disk.fill();
     }
     disk.grow();
@@ -192,11 +191,8 @@ fn a_single_error_from_the_disk_heals_without_a_restart() {
         server.start_again();
         server.take_token();
         let mut drill = Drill::start_with(server, receiver, began, seed);
-        while drill.accepted() < 400 {
-            assert!(drill.server.has_ended().is_none(), "{calls} {what} ended it:\n{}", drill.server.log());
-            drill.run_for(POLL);
-        }
-        assert!(injection.fired() > 0, "{calls} {what} never happened");
+        let what_for = format!("{calls} {what} has happened, and 400 events are accepted");
+        wait_until(&what_for, &mut drill, |drill| injection.fired() > 0 && drill.accepted() >= 400);
         assert!(drill.server.log().contains("a batch could not be written"), "{calls} {what} was not noticed");
         let summary = verdict(drill, seed);
         println!("torture: io-error-once fired={} {}", injection.fired(), line(&summary, seed));
@@ -281,7 +277,7 @@ fn a_server_out_of_file_handles_waits_and_loses_nothing() {
     server.wrap(&["prlimit", "--nofile=64:64"]);
     server.start_again();
     server.take_token();
-    let drill = Drill::start_with(server, receiver, began, seed);
+    let mut drill = Drill::start_with(server, receiver, began, seed);
     for _ in 0..3 * rounds() {
         // They are in nobody's way but by being there: the system takes them on before the server does, while it has room.
         let address = drill.server.address();
@@ -290,11 +286,7 @@ fn a_server_out_of_file_handles_waits_and_loses_nothing() {
         drill.run_for(Duration::from_millis(700));
         drop(crowd);
         let before = drill.accepted();
-        let began = Instant::now();
-        while drill.accepted() < before + 20 {
-            assert!(began.elapsed() < support::PATIENCE, "it does not go on:\n{}", drill.server.log());
-            drill.run_for(POLL);
-        }
+        wait_until("it goes on", &mut drill, |drill| drill.accepted() >= before + 20);
     }
     let summary = verdict(drill, seed);
     println!("torture: no-handles {}", line(&summary, seed));
@@ -484,13 +476,24 @@ fn on_a_small_disk(kibibytes: u64, seed: u64) -> Option<(Drill, Disk)> {
 }
 
 fn wait_for_refusals(drill: &mut Drill) {
-    let (before, began) = (drill.refusals(), Instant::now());
-    while drill.refusals() < before + 20 {
-        assert!(drill.server.has_ended().is_none(), "a full disk ended it:\n{}", drill.server.log());
-        assert!(began.elapsed() < Duration::from_secs(60), "the disk never gets full: {} accepted", drill.accepted());
+    let before = drill.refusals();
+    wait_until("the disk gets full", drill, |drill| drill.refusals() >= before + 20);
+}
+
+/// Whoever waits has a server that runs, unless `is_so` sees to its end.
+fn wait_until(what: &str, drill: &mut Drill, mut is_so: impl FnMut(&mut Drill) -> bool) {
+    let began = Instant::now();
+    while !is_so(drill) {
+        let status = drill.server.has_ended();
+        let log = || drill.server.log();
+        assert!(status.is_none(), "waited until {what}, and it ended with {status:?}; its log says:\n{}", log());
+        assert!(began.elapsed() < WAIT_MAX, "waited {WAIT_MAX:?} in vain until {what}; its log says:\n{}", log());
         drill.run_for(POLL);
     }
 }
+
+/// Far more than anything here takes.
+const WAIT_MAX: Duration = Duration::from_secs(90);
 
 fn verdict(drill: Drill, seed: u64) -> Summary {
     let logs: Logs = drill.finish();
