@@ -133,7 +133,7 @@ impl Bad {
                 "url": receiver.url,
                 "uid": behaviour.name,
                 "retryPolicy": retries,
-                "timeouts": {"connect": "2s", "firstByte": "2s", "total": "3s"},
+                "timeouts": behaviour.timeouts(),
                 "circuitBreaker": false,
             });
             let made = client.create("/api/v1/app/bad/endpoint", &endpoint).await;
@@ -205,6 +205,17 @@ impl Bad {
 }
 
 impl Behaviour {
+    /// Who never ends by himself is given up soon. Nobody else may be, however busy the machine is.
+    fn timeouts(&self) -> Value {
+        // The body of an error is read for as long as there is time.
+        let is_endless = self.expected.rules.contains(&"timeout") || self.name == "error-dripped";
+        if is_endless {
+            json!({"connect": "2s", "firstByte": "2s", "total": "3s"})
+        } else {
+            json!({"connect": "20s", "firstByte": "20s", "total": "25s"})
+        }
+    }
+
     /// What is wrong with these, if anything is.
     fn difference(&self, attempts: &[&Attempt]) -> Option<String> {
         let expected = self.expected;

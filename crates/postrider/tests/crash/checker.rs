@@ -3,6 +3,7 @@
 //! Only what can be seen from outside is used. The letters of the logs and the numbers of the rules (I1 ...) are
 //! those of `docs` on reliability: P the producers, V the receiver, A the API, F the faults.
 
+use super::support::DURABLE_WITHIN;
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -127,10 +128,8 @@ pub struct Summary {
     pub repeats_of_a_lane_max: usize,
 }
 
-/// What can be repeated after a kill: so many per lane (`Limits::unsettled` of the engine) ...
+/// So many can be repeated after a kill, per lane (`Limits::unsettled` of the engine).
 pub const UNSETTLED_MAX: usize = 64;
-/// ... and nothing that arrived longer ago than this.
-pub const DURABLE_WITHIN: Duration = Duration::from_secs(2);
 /// The first delay of the default schedule is 5 s, of which half is certain. Times are kept in whole milliseconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(2_500 - 5);
 
@@ -432,7 +431,7 @@ mod tests {
             ("I29", |logs| logs.view.deliveries[0].2 = 1),
             ("I9, the attempts", |logs| logs.view.attempts.push(logs.view.attempts[0].clone())),
             ("I9, sent twice", |logs| logs.runs[0].end = Some(End::Stopped)),
-            ("I9, sent twice", |logs| logs.arrivals[1].at -= Duration::from_secs(3)),
+            ("I9, sent twice", |logs| logs.arrivals[1].at -= DURABLE_WITHIN),
             ("I12", |logs| logs.arrivals[4].at -= Duration::from_secs(1)),
             ("I17", |logs| logs.sightings[0].path = "/b".into()),
         ];

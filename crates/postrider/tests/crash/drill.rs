@@ -396,7 +396,7 @@ async fn rest(client: &mut Client, events: &[Event]) {
     for endpoint in endpoints() {
         let owed = events.iter().filter(|event| endpoint.wants(event.app, event.event_type)).count();
         let path = format!("/api/v1/app/{}/endpoint/{}/stats", APPS[endpoint.app], uid(&endpoint));
-        while client.get::<StatsOut>(&path).await.is_ok_and(|stats| stats.success < owed) {
+        while client.get::<StatsOut>(&path).await.map_or(true, |stats| stats.success < owed) {
             tokio::time::sleep(POLL).await;
         }
     }
