@@ -43,9 +43,8 @@ fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again
             let seed = seed().wrapping_add(round);
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let Some((mut drill, disk)) = on_a_small_disk(kibibytes + rng.random_range(0..300), seed) else { return };
-            // From some moment on nothing can be written down, and so may be repeated.
-            let since = Instant::now();
-            wait_for_refusals(&mut drill);
+            // From then on nothing can be written down, and so may be repeated.
+            let since = wait_for_refusals(&mut drill);
             drill.run_for(draw(100..600, &mut rng));
             // Whoever finds it full at its start may say so and end.
             for _ in 0..rng.random_range(0..3) {
@@ -484,9 +483,18 @@ fn on_a_small_disk(kibibytes: u64, seed: u64) -> Option<(Drill, Disk)> {
     Some((Drill::start_with(server, receiver, began, seed), disk))
 }
 
-fn wait_for_refusals(drill: &mut Drill) {
+/// Says when the last look was that saw no new one.
+fn wait_for_refusals(drill: &mut Drill) -> Instant {
     let before = drill.refusals();
-    wait_until("the disk gets full", drill, |drill| drill.refusals() >= before + 20);
+    let mut had_room = Instant::now();
+    wait_until("the disk gets full", drill, |drill| {
+        let now = Instant::now();
+        if drill.refusals() == before {
+            had_room = now;
+        }
+        drill.refusals() >= before + 20
+    });
+    had_room
 }
 
 /// Whoever waits has a server that runs, unless `is_so` sees to its end.
