@@ -12,12 +12,12 @@ mod support;
 
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
-use http::Method;
+use http::{Method, StatusCode};
 use postrider::clock;
 use postrider_store::marks::{ALL, Mark, Stores, When};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     env,
     ops::Range,
@@ -96,10 +96,12 @@ fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: 
 fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let message = json!({ "eventType": "a.b", "payload": {} });
+    let mut kept = 0;
     for mark in marks_of(store, &[When::First]) {
         let mut server = Server::not_started_on(store);
         server.set_variables(&[("CRASH_AT", mark.name)]);
         server.begin_again();
+        let mut accepted: Vec<String> = Vec::new();
         let began = Instant::now();
         let status = loop {
             if let Some(status) = server.has_ended() {
@@ -108,10 +110,14 @@ fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
             // Some are come by only with the first message.
             if server.is_ready() {
                 let mut client = Client::new(server.address(), &server.make_token(&[]));
-                let _ = runtime.block_on(async {
+                let answer = runtime.block_on(async {
                     client.send(Method::POST, "/api/v1/app", &[], r#"{"name": "first", "uid": "first"}"#).await?;
                     client.send(Method::POST, "/api/v1/app/first/msg", &[], &message.to_string()).await
                 });
+                if let Ok((StatusCode::ACCEPTED, answer)) = answer {
+                    let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+                    accepted.push(format!("first/msg/{}", answer["id"].as_str().expect("an id")));
+                }
             }
             assert!(began.elapsed() < support::PATIENCE, "it did not come by {}", mark.name);
             thread::sleep(Duration::from_millis(2));
@@ -120,11 +126,23 @@ fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
         server.set_variables(&[]);
         server.start_again();
         let mut client = Client::new(server.address(), &server.make_token(&[]));
-        runtime.block_on(async {
+        let second = runtime.block_on(async {
             client.create("/api/v1/app", &json!({ "name": "second", "uid": "second" })).await;
-            client.create("/api/v1/app/second/msg", &message).await;
+            client.create("/api/v1/app/second/msg", &message).await
         });
+        accepted.push(format!("second/msg/{}", second["id"].as_str().expect("an id")));
+        // Most marks come before anything is accepted: what follows must be kept as well.
+        server.kill();
+        server.start_again();
+        let mut client = Client::new(server.address(), &server.make_token(&[]));
+        for path in &accepted {
+            // It panics at anything but 200.
+            let kept: Value = runtime.block_on(client.get(&format!("/api/v1/app/{path}"))).expect("the server answers");
+            assert!(path.ends_with(kept["id"].as_str().expect("an id")), "{}: {path}", mark.name);
+        }
+        kept += accepted.len();
     }
+    println!("torture: marks-first store={store:?} cycles={} accepted={kept}", marks_of(store, &[When::First]).count());
 }
 
 #[test]
