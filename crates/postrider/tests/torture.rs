@@ -38,43 +38,49 @@ use support::{POLL, api::Client, receiver::Receiver, server::Server, stores::Sto
 
 #[test]
 fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again() {
-    for round in 0..rounds() {
-        for kibibytes in [1_200, 2_000, 3_500] {
-            let seed = seed().wrapping_add(round);
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            let Some((mut drill, disk)) = on_a_small_disk(kibibytes + rng.random_range(0..300), seed) else { return };
-            // From then on nothing can be written down, and so may be repeated.
-            let since = wait_for_refusals(&mut drill);
-            drill.run_for(draw(100..600, &mut rng));
-            // Whoever finds it full at its start may say so and end.
-            for _ in 0..rng.random_range(0..3) {
-                if drill.server.is_running() {
-                    drill.server.kill();
-                    drill.note_end(End::Killed { at: since });
-                }
-                drill.begin_again();
-                drill.run_for(draw(0..400, &mut rng));
-                if let Some(status) = drill.server.has_ended() {
-                    assert!(!status.success(), "it could not start, and says that all went well");
-                    drill.note_end(End::Killed { at: since });
-                }
+    let first = seed();
+    // In the long form the disk gets full in the middle of whatever is written: a row, a log, a checkpoint.
+    let sizes: Vec<u64> = match (variable("TORTURE_SIZE"), rounds()) {
+        (Some(size), _) => vec![size],
+        (None, 1) => vec![1_200, 2_000, 3_500],
+        (None, _) => (0..50).map(|step| 1_000 + 64 * step).collect(),
+    };
+    for (number, kibibytes) in (0..).zip(sizes) {
+        let seed = first.wrapping_add(number);
+        println!("KILL_SEED={seed} TORTURE_SIZE={kibibytes}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let Some((mut drill, disk)) = on_a_small_disk(kibibytes + rng.random_range(0..64), seed) else { return };
+        // From then on nothing can be written down, and so may be repeated.
+        let since = wait_for_refusals(&mut drill);
+        drill.run_for(draw(100..600, &mut rng));
+        // Whoever finds it full at its start may say so and end.
+        for _ in 0..rng.random_range(0..3) {
+            if drill.server.is_running() {
+                drill.server.kill();
+                drill.note_end(End::Killed { at: since });
             }
-            disk.grow();
-            // It may be about to end.
-            wait_until("it is ready or has ended", &mut drill, |drill| {
-                if let Some(status) = drill.server.has_ended() {
-                    assert!(!status.success(), "it could not start, and says that all went well");
-                    drill.note_end(End::Killed { at: since });
-                }
-                !drill.server.is_running() || drill.server.is_ready()
-            });
-            if !drill.server.is_running() {
-                drill.start_again();
+            drill.begin_again();
+            drill.run_for(draw(0..400, &mut rng));
+            if let Some(status) = drill.server.has_ended() {
+                assert!(!status.success(), "it could not start, and says that all went well");
+                drill.note_end(End::Killed { at: since });
             }
-            let refusals = drill.refusals();
-            let summary = verdict(drill, seed);
-            println!("torture: disk-full on={kibibytes}KiB refusals={refusals} {}", line(&summary, seed));
         }
+        disk.grow();
+        // It may be about to end.
+        wait_until("it is ready or has ended", &mut drill, |drill| {
+            if let Some(status) = drill.server.has_ended() {
+                assert!(!status.success(), "it could not start, and says that all went well");
+                drill.note_end(End::Killed { at: since });
+            }
+            !drill.server.is_running() || drill.server.is_ready()
+        });
+        if !drill.server.is_running() {
+            drill.start_again();
+        }
+        let refusals = drill.refusals();
+        let summary = verdict(drill, seed);
+        println!("torture: disk-full cycles=1 on={kibibytes}KiB refusals={refusals} {}", line(&summary, seed));
     }
 }
 
@@ -321,6 +327,25 @@ fn a_server_that_is_killed_all_the_time_still_gets_on() {
     drill.start_again();
     let summary = verdict(drill, seed);
     println!("torture: crash-loop cycles={kills} ready={ready} longer-by={longer:?} {}", line(&summary, seed));
+}
+
+/// Like a machine that is suspended. Nobody else is there to take over, so that nothing comes twice.
+#[test]
+fn a_server_that_is_paused_goes_on_where_it_was() {
+    let seed = seed();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
+    let (pauses, millis) = if rounds() > 1 { (5 * rounds(), 500..8_000) } else { (1, 1_500..2_500) };
+    for _ in 0..pauses {
+        drill.run_for(draw(100..600, &mut rng));
+        drill.server.signal("STOP");
+        drill.run_for(draw(millis.clone(), &mut rng));
+        drill.server.signal("CONT");
+        let before = drill.accepted();
+        wait_until("it goes on", &mut drill, |drill| drill.accepted() >= before + 20);
+    }
+    let summary = verdict(drill, seed);
+    println!("torture: pauses cycles={pauses} {}", line(&summary, seed));
 }
 
 /// F28, F29 and the pair with a kill. The time that it is told jumps; the receiver's does not.
