@@ -136,6 +136,7 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     }
     let logs = drill.finish();
     let summary = verdict(&logs, seed);
+    println!("torture: harms store=postgresql cycles={} {}", logs.faults.len(), line(&summary, seed));
     assert!(summary.messages > 100 * rounds, "there was hardly any load: {summary:?}");
     // The judge allows more for a moment after a node was paused.
     assert!(summary.in_flight_max >= 4, "the cap was never reached, so nothing was shown");
@@ -160,12 +161,12 @@ fn three_nodes_that_are_killed_again_and_again_lose_nothing_and_repeat_only_what
                 drill.run_for(QUIET);
             }
         }
-        let accepted = drill.accepted();
         let summary = verdict(&drill.finish(), seed);
         println!(
-            "torture: kill store=postgresql cycles={kills} accepted={accepted} lost=0 repeated={} repeated-lane-max={} \
-             unexcused={} seed={seed}",
-            summary.repeats, summary.repeats_max, summary.unexcused
+            "torture: kill store=postgresql cycles={kills} repeated-lane-max={} unexcused={} {}",
+            summary.repeats_max,
+            summary.unexcused,
+            line(&summary, seed)
         );
         assert!(summary.unexcused > 10 * kills, "any repeat would have been excused: {summary:?}");
         seed = seed.wrapping_add(1);
@@ -197,11 +198,10 @@ fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
         }
     }
     drill.start_again(0);
-    let summary = verdict(&drill.finish(), seed);
-    println!(
-        "torture: marks store=postgresql accepted={} lost=0 repeated={} seed={seed}",
-        summary.messages, summary.repeats
-    );
+    let logs = drill.finish();
+    let summary = verdict(&logs, seed);
+    let kills = logs.faults.iter().filter(|fault| matches!(fault.kind, Kind::Killed { .. })).count();
+    println!("torture: marks store=postgresql cycles={kills} {}", line(&summary, seed));
 }
 
 /// Within the time of its lease in the one case and at once in the other. How long that took is told and not judged: it is
@@ -357,6 +357,12 @@ fn verdict(logs: &Logs, seed: u64) -> Summary {
             panic!("{} violations, the first of them above; CLUSTER_SEED={seed}", violations.len());
         }
     }
+}
+
+/// For whoever adds them up.
+fn line(summary: &Summary, seed: u64) -> String {
+    let Summary { messages, lost, repeats, .. } = summary;
+    format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
 }
 
 fn shuffle<T>(items: &mut [T], rng: &mut impl Rng) {

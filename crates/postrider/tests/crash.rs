@@ -49,8 +49,10 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
     let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
     drill.run_for(draw(200..400, &mut rng));
     drill.kill();
+    let mut marks = 0;
     for _ in 0..variable("KILL_WALKS").unwrap_or(1) {
         for mark in marks_of(StoreKind::Sqlite, &[When::Load, When::Stop]) {
+            marks += 1;
             drill.end_at(mark.name, times(mark, &mut rng), |server, _| match mark.when {
                 When::Stop => {
                     thread::sleep(Duration::from_millis(200));
@@ -61,7 +63,8 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
         }
     }
     drill.start_again();
-    verdict(&drill.finish(), seed);
+    let summary = verdict(&drill.finish(), seed);
+    println!("torture: marks store=sqlite cycles={marks} {}", line(&summary, seed));
 }
 
 fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: StoreKind) {
@@ -90,7 +93,9 @@ fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: 
     }
     drill.release(hung);
     drill.start_again();
-    verdict(&drill.finish(), seed);
+    let summary = verdict(&drill.finish(), seed);
+    let marks = marks_of(store, &[When::Alone, When::Spill]).count();
+    println!("torture: marks-alone store={store:?} cycles={marks} {}", line(&summary, seed));
 }
 
 fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
@@ -214,12 +219,11 @@ fn kill_again_and_again(store: StoreKind, cycles: usize, seed: u64) {
     }
     // Told, not judged: how long a start takes is up to whoever else uses the machine.
     println!("{late} of {cycles} starts took longer than {READY_WITHIN:?}");
-    let accepted = drill.accepted();
     let summary = verdict(&drill.finish(), seed);
     println!(
-        "torture: kill store={store:?} cycles={cycles} kills={kills} accepted={accepted} lost=0 repeated={} \
-         repeated-lane-max={} seed={seed}",
-        summary.repeats, summary.repeats_of_a_lane_max
+        "torture: kill store={store:?} cycles={cycles} kills={kills} repeated-lane-max={} {}",
+        summary.repeats_of_a_lane_max,
+        line(&summary, seed)
     );
     // Even on a machine that others use up something is accepted in most lives.
     assert!(summary.messages > cycles, "there was hardly any load: {summary:?}");
@@ -320,6 +324,12 @@ fn verdict(logs: &Logs, seed: u64) -> Summary {
             panic!("{} violations, the first of them above; KILL_SEED={seed}", violations.len());
         }
     }
+}
+
+/// For whoever adds them up.
+fn line(summary: &Summary, seed: u64) -> String {
+    let Summary { messages, lost, repeats, .. } = summary;
+    format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
 }
 
 fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {

@@ -97,7 +97,8 @@ fn deliveries_go_on_by_themselves_when_a_full_disk_has_room_again() {
         disk.fill();
     }
     disk.grow();
-    verdict(drill, seed);
+    let summary = verdict(drill, seed);
+    println!("torture: disk-full-again cycles=3 {}", line(&summary, seed));
 }
 
 /// EIO, or ENOSPC, or a kill, at the n-th call of one that writes, or at every one from there on: while it starts, or under
@@ -200,7 +201,7 @@ fn a_single_error_from_the_disk_heals_without_a_restart() {
         wait_until(&what_for, &mut drill, |drill| injection.fired() > 0 && drill.accepted() >= 400);
         assert!(drill.server.log().contains("a batch could not be written"), "{calls} {what} was not noticed");
         let summary = verdict(drill, seed);
-        println!("torture: io-error-once fired={} {}", injection.fired(), line(&summary, seed));
+        println!("torture: io-error-once cycles=1 fired={} {}", injection.fired(), line(&summary, seed));
     }
 }
 
@@ -236,7 +237,7 @@ fn a_disk_that_goes_on_failing_ends_the_server_with_an_error() {
     drill.server.wrap(&[]);
     drill.start_again();
     let summary = verdict(drill, seed);
-    println!("torture: io-errors-for-good fired={} {}", injection.fired(), line(&summary, seed));
+    println!("torture: io-errors-for-good cycles=1 fired={} {}", injection.fired(), line(&summary, seed));
 }
 
 /// Whichever the store was built to use.
@@ -294,7 +295,7 @@ fn a_server_out_of_file_handles_waits_and_loses_nothing() {
         wait_until("it goes on", &mut drill, |drill| drill.accepted() >= before + 20);
     }
     let summary = verdict(drill, seed);
-    println!("torture: no-handles {}", line(&summary, seed));
+    println!("torture: no-handles cycles={} {}", 3 * rounds(), line(&summary, seed));
 }
 
 /// F4: each life is too short for much, and no start undoes what the one before did.
@@ -396,7 +397,7 @@ fn a_clock_that_jumps_loses_nothing_and_repeats_nothing() {
     drill.run_for(Duration::from_secs(if rounds() > 1 { 15 } else { 2 }));
     drill.clock_was_set = true;
     let summary = verdict(drill, seed);
-    println!("torture: clock-jumps jumps={jumps} {}", line(&summary, seed));
+    println!("torture: clock-jumps cycles={jumps} {}", line(&summary, seed));
 }
 
 /// Ten times of what it takes at best is offered. `OVERLOAD_SECONDS=120` makes the long run of it, which prints the figures and
@@ -555,7 +556,8 @@ fn verdict(drill: Drill, seed: u64) -> Summary {
 
 /// For whoever adds them up.
 fn line(summary: &Summary, seed: u64) -> String {
-    format!("accepted={} lost=0 repeated={} seed={seed}", summary.messages, summary.repeats)
+    let Summary { messages, lost, repeats, .. } = summary;
+    format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
 }
 
 fn rounds() -> u64 {

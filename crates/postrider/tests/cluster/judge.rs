@@ -146,6 +146,8 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     pub messages: usize,
+    /// Accepted, and not stored or not delivered.
+    pub lost: usize,
     pub deliveries: usize,
     pub refusals: usize,
     pub repeats: usize,
@@ -234,7 +236,10 @@ impl<'a> Judge<'a> {
                 self.violation("I26, one event became several messages", format!("{event:?}: {found:?}"));
             }
             match (&event.message, found.first()) {
-                (Some(_), None) => self.violation("I1, an accepted message is lost", format!("{event:?}")),
+                (Some(_), None) => {
+                    self.summary.lost += 1;
+                    self.violation("I1, an accepted message is lost", format!("{event:?}"));
+                }
                 (Some(told), Some(id)) if told != id => {
                     self.violation("I1, the event is stored under another id", format!("{event:?}: {id}"));
                 }
@@ -277,6 +282,7 @@ impl<'a> Judge<'a> {
                 }
                 let arrivals = self.arrivals.get(&delivery).map_or(&[][..], Vec::as_slice);
                 if !arrivals.iter().any(|arrival| arrival.is_taken) {
+                    self.summary.lost += 1;
                     self.violation("I3, never taken by the receiver", format!("{delivery:?}"));
                 }
             }
@@ -521,6 +527,7 @@ mod tests {
         let summary = judge(&clean()).expect("no violations");
         let expected = Summary {
             messages: 2,
+            lost: 0,
             deliveries: 2,
             refusals: 1,
             repeats: 1,

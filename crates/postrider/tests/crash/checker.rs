@@ -121,6 +121,8 @@ pub enum End {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     pub messages: usize,
+    /// Accepted, and not stored or not delivered.
+    pub lost: usize,
     pub deliveries: usize,
     /// Stored, though no answer to the producer came through at first.
     pub repeated_offers: usize,
@@ -198,7 +200,10 @@ impl<'a> Checker<'a> {
             }
             let Some(receipt) = &event.accepted else { continue };
             match found.first() {
-                None => self.violation("I1, an accepted message is lost", format!("{event:?}")),
+                None => {
+                    self.summary.lost += 1;
+                    self.violation("I1, an accepted message is lost", format!("{event:?}"));
+                }
                 Some(message) if receipt.message.as_ref().is_some_and(|id| *id != message.id) => {
                     self.violation("I1, the event is stored under another id", format!("{event:?}: {message:?}"));
                 }
@@ -254,10 +259,12 @@ impl<'a> Checker<'a> {
                 arrivals.iter().any(|arrival| endpoint.is_some_and(|it| it.answers_well(arrival.attempt)))
             });
             if !arrived {
+                self.summary.lost += 1;
                 self.violation("I3, not seen by the receiver", format!("{message} to {path}: {status}"));
             }
         }
         for (path, message) in wanted {
+            self.summary.lost += 1;
             self.violation("I8, a message lacks a delivery", format!("{message} to {path}"));
         }
     }
@@ -407,7 +414,8 @@ mod tests {
 
     #[test]
     fn what_went_well_is_not_held_against_the_server() {
-        let summary = Summary { messages: 2, deliveries: 3, repeated_offers: 0, repeats: 1, repeats_of_a_lane_max: 1 };
+        let summary =
+            Summary { messages: 2, lost: 0, deliveries: 3, repeated_offers: 0, repeats: 1, repeats_of_a_lane_max: 1 };
         assert_eq!(check(&clean()), Ok(summary));
     }
 
