@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -35,6 +36,7 @@ pub struct Drill {
     faults: Vec<Fault>,
     runtime: Runtime,
     book: Arc<Book>,
+    /// The last of them offers nothing and looks.
     producers: Vec<JoinHandle<()>>,
 }
 
@@ -45,7 +47,7 @@ impl Drill {
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&cluster, &receiver, seed));
         let book = Arc::<Book>::default();
-        let producers = streams()
+        let mut producers: Vec<_> = streams()
             .into_iter()
             .enumerate()
             .map(|(number, stream)| {
@@ -53,6 +55,7 @@ impl Drill {
                 runtime.spawn(produce(Arc::clone(&book), doors, stream))
             })
             .collect();
+        producers.push(runtime.spawn(observe(Arc::clone(&book), Doors::of(&cluster, SOME, seed))));
         Self { cluster, receiver, faults: Vec::new(), runtime, book, producers }
     }
 
@@ -195,6 +198,7 @@ impl Drill {
         logs.endpoints = endpoints();
         logs.events = book.events.clone();
         logs.refusals = book.refusals.clone();
+        logs.sightings = book.sightings.clone();
         logs.arrivals = arrivals(&self.receiver);
         logs.faults = std::mem::take(&mut self.faults);
         logs
@@ -233,6 +237,8 @@ struct Pages {
     /// well answers in the end.
     late: Vec<JoinHandle<()>>,
     impatient: usize,
+    /// The first of each delivery.
+    sightings: BTreeMap<(String, String), Instant>,
 }
 
 impl Book {
@@ -466,6 +472,35 @@ async fn produce(book: Arc<Book>, mut doors: Doors, stream: Stream) {
     }
 }
 
+/// Notes what some node calls delivered, at one endpoint after the other.
+async fn observe(book: Arc<Book>, mut doors: Doors) {
+    for endpoint in endpoints().iter().cycle() {
+        if book.is_over.load(Relaxed) {
+            return;
+        }
+        let path = format!("/api/v1/app/{}/attempt/endpoint/{}?status=0", endpoint.app, uid(endpoint));
+        let call = doors.nodes[doors.at].send(Method::GET, &path, &[], "");
+        match tokio::time::timeout(doors.patience, call).await {
+            Ok(Ok((StatusCode::OK, answer))) => {
+                let at = Instant::now();
+                let newest: Newest = serde_json::from_slice(&answer).expect("a list");
+                let mut book = book.lock();
+                for attempt in newest.data {
+                    book.sightings.entry((endpoint.path.clone(), attempt.msg_id)).or_insert(at);
+                }
+            }
+            // Only what producers are told is judged.
+            Ok(Ok(_) | Err(Broken(_))) => doors.go_on(),
+            Err(_) => {
+                let (address, token) = &doors.fresh[doors.at];
+                doors.nodes[doors.at] = Client::new(*address, token);
+                doors.go_on();
+            }
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
 fn payload(number: usize) -> Bytes {
     Bytes::from(format!("{{\"event\":  {number}, \"price\":1.50 }}"))
 }
@@ -544,6 +579,11 @@ fn is_taken(answer: &Answer) -> bool {
 struct MessageOut {
     id: String,
     payload: Box<RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Newest {
+    data: Vec<AttemptOut>,
 }
 
 #[derive(Deserialize)]

@@ -24,6 +24,8 @@ pub struct Logs {
     pub deliveries: Vec<(String, String, u8)>,
     /// By path and message: number of the attempt and the receiver's answer.
     pub attempts: Vec<(String, String, u32, u16)>,
+    /// By path and message: when the API had said, while the load ran, that the delivery has been made.
+    pub sightings: BTreeMap<(String, String), Instant>,
     pub faults: Vec<Fault>,
 }
 
@@ -150,6 +152,7 @@ pub struct Summary {
     pub lost: usize,
     pub deliveries: usize,
     pub refusals: usize,
+    pub sightings: usize,
     pub repeats: usize,
     /// Of one lane after one fault.
     pub repeats_max: usize,
@@ -181,6 +184,7 @@ pub fn judge(logs: &Logs) -> Result<Summary, Vec<String>> {
     judge.every_delivery_is_made_and_told();
     judge.attempts_are_those_that_were_needed();
     judge.repeats_are_what_was_under_way();
+    judge.what_is_told_to_be_made_is_not_made_again();
     judge.caps_hold();
     judge.rates_hold();
     judge.order_holds();
@@ -188,6 +192,7 @@ pub fn judge(logs: &Logs) -> Result<Summary, Vec<String>> {
     judge.summary.messages = logs.messages.len();
     judge.summary.deliveries = logs.deliveries.len();
     judge.summary.refusals = logs.refusals.len();
+    judge.summary.sightings = logs.sightings.len();
     if judge.violations.is_empty() { Ok(judge.summary) } else { Err(judge.violations) }
 }
 
@@ -352,6 +357,27 @@ impl<'a> Judge<'a> {
         self.violations.extend(violations);
     }
 
+    /// I17: what is written down is written down for whoever takes over.
+    fn what_is_told_to_be_made_is_not_made_again(&mut self) {
+        for ((path, message), told) in &self.logs.sightings {
+            let arrivals = self.arrivals.get(&(path.as_str(), message.as_str())).map_or(&[][..], Vec::as_slice);
+            let late = arrivals.iter().find(|arrival| arrival.opened > *told && !self.is_waking(arrival.opened));
+            if let Some(late) = late {
+                let what =
+                    format!("{message} to {path}, {:?} later, {}", late.opened - *told, self.moment(late.opened));
+                self.violation("I17, sent again after the API had said that it was delivered", what);
+            }
+        }
+    }
+
+    /// A node that was paused may do then what it had decided on before.
+    fn is_waking(&self, at: Instant) -> bool {
+        self.logs.faults.iter().any(|fault| match fault.kind {
+            Kind::Paused { woken, .. } => woken <= at && at <= woken + AFTER_WAKING,
+            Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => false,
+        })
+    }
+
     /// I20: as the receiver counts open requests, over all nodes.
     fn caps_hold(&mut self) {
         for endpoint in &self.logs.endpoints {
@@ -366,11 +392,7 @@ impl<'a> Judge<'a> {
                 open += change;
                 let seen = usize::try_from(open).unwrap_or(0);
                 self.summary.in_flight_max = self.summary.in_flight_max.max(seen);
-                let is_waking = |fault: &Fault| match fault.kind {
-                    Kind::Paused { woken, .. } => woken <= at && at <= woken + AFTER_WAKING,
-                    Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => false,
-                };
-                let allowed = if self.logs.faults.iter().any(is_waking) { 2 * cap } else { cap };
+                let allowed = if self.is_waking(at) { 2 * cap } else { cap };
                 if seen > allowed {
                     let what = format!("{seen} at {}, {}", endpoint.path, self.moment(at));
                     self.violation("I20, more requests open than allowed", what);
@@ -514,6 +536,7 @@ mod tests {
             messages: vec![message(1), message(2)],
             deliveries: [1, 2].map(|number| (of(number).0, of(number).1, DELIVERED)).to_vec(),
             attempts: vec![attempt(1, 1, 204), attempt(2, 1, 503), attempt(2, 2, 204)],
+            sightings: BTreeMap::from([(of(1), at(6_100))]),
             faults: vec![Fault {
                 kind: Kind::Killed { node: 0, alive: at(10), dead: at(12) },
                 from: at(10),
@@ -530,6 +553,7 @@ mod tests {
             lost: 0,
             deliveries: 2,
             refusals: 1,
+            sightings: 1,
             repeats: 1,
             repeats_max: 1,
             unexcused: 3,
@@ -541,7 +565,7 @@ mod tests {
 
     #[test]
     fn every_breach_is_seen() {
-        let breaches: [(&str, Breach); 26] = [
+        let breaches: [(&str, Breach); 27] = [
             ("I1, an accepted", |logs| drop(logs.messages.remove(0))),
             ("I1, the event", |logs| logs.events[0].message = Some("msg_9".into())),
             ("I26", |logs| logs.messages.push(Message { id: "msg_3".into(), ..logs.messages[0].clone() })),
@@ -563,6 +587,9 @@ mod tests {
             ("I9, sent twice", |logs| logs.arrivals[0].opened -= Duration::from_secs(6)),
             ("I9, sent twice", |logs| logs.arrivals[0].hung_up = None),
             ("I9, sent twice", |logs| logs.arrivals[1].opened = logs.arrivals[0].opened),
+            ("I17", |logs| {
+                logs.sightings.insert(("/keyed".into(), "msg_1".into()), logs.faults[0].from);
+            }),
             ("I20", |logs| logs.arrivals[2].closed = None),
             ("I21", |logs| {
                 for arrival in &mut logs.arrivals[1..] {
