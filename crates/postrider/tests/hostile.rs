@@ -35,7 +35,7 @@ async fn no_receiver_can_hurt_us_nor_anyone_else() {
     well.check_that_each_came_once().await;
     let early = well.messages.len();
     println!("before: {}", well.times(0));
-    let before = Footprint::of(server.pid());
+    let before = Footprint::of(server.pid()).without(well.receiver.open());
 
     let mut bad = Bad::start(&mut client, &authority).await;
     for wave in 0..WAVES {
@@ -60,11 +60,11 @@ async fn no_receiver_can_hurt_us_nor_anyone_else() {
     // With them go all connections that they kept open.
     drop(bad);
     eventually("the connections to be given up", async || {
-        let now = Footprint::of(server.pid());
+        let now = Footprint::of(server.pid()).without(well.receiver.open());
         (now.files <= before.files + FILES_SLACK).then_some(())
     })
     .await;
-    let after = Footprint::of(server.pid());
+    let after = Footprint::of(server.pid()).without(well.receiver.open());
     println!("before {before:?}, during {during:?}, after {after:?}");
     assert!(after.rss_mib <= before.rss_mib + RSS_SLACK_MIB, "before {before:?}, after {after:?}");
     assert!(after.threads <= before.threads + THREADS_SLACK, "before {before:?}, after {after:?}");
@@ -305,6 +305,11 @@ impl Footprint {
         };
         Self { files, threads: number("Threads:"), rss_mib: number("VmRSS:") / 1024 }
     }
+
+    /// Connections to those that are well are kept for a while, and on a busy machine there are more of them.
+    fn without(self, connections: usize) -> Self {
+        Self { files: self.files.saturating_sub(connections), ..self }
+    }
 }
 
 /// Says the message's id.
@@ -356,7 +361,7 @@ const WAVES: usize = 2;
 const MESSAGES_PER_WAVE: usize = 3;
 const ATTEMPTS_MAX: u32 = 2;
 
-/// The few connections more to those that are well, and to the database.
+/// A few connections more to the database.
 const FILES_SLACK: usize = 12;
 const THREADS_SLACK: u64 = 16;
 /// What the allocator keeps, and the caches of the store.

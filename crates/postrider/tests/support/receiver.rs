@@ -144,6 +144,12 @@ impl Receiver {
         self.shared.lock().hang_ups.clone()
     }
 
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        let book = self.shared.lock();
+        book.connections - book.hang_ups.len()
+    }
+
     /// Cheaper than to ask for them all.
     pub fn count(&self) -> usize {
         self.shared.lock().arrivals.len()
@@ -179,6 +185,7 @@ struct Shared(Mutex<Book>);
 struct Book {
     scripts: HashMap<String, Script>,
     arrivals: Vec<Arrival>,
+    connections: usize,
     hang_ups: HashMap<usize, Instant>,
 }
 
@@ -220,6 +227,7 @@ async fn accept(listener: net::TcpListener, shared: Arc<Shared>) {
     let listener = TcpListener::from_std(listener).expect("it is non-blocking");
     for connection in 0.. {
         let (stream, _) = listener.accept().await.expect("file handles for a connection");
+        shared.lock().connections += 1;
         tokio::spawn(converse(stream, connection, Arc::clone(&shared)));
     }
 }
