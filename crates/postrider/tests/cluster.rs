@@ -44,10 +44,12 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
                 Harm::Kill { away } => {
                     let away = draw(away, &mut rng);
                     drill.suffer(|cluster| {
+                        let alive = Instant::now();
                         cluster.nodes[node].server.kill();
+                        let dead = Instant::now();
                         thread::sleep(away);
                         cluster.nodes[node].server.start_again();
-                        Kind::Killed { node }
+                        Kind::Killed { node, alive, dead }
                     });
                 }
                 Harm::Pause => {
@@ -134,8 +136,10 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
     }
     let logs = drill.finish();
     let summary = verdict(&logs, seed);
+    println!("torture: harms store=postgresql cycles={} {}", logs.faults.len(), line(&summary, seed));
     assert!(summary.messages > 100 * rounds, "there was hardly any load: {summary:?}");
-    assert_eq!(summary.in_flight_max, 4, "the cap was never reached, so nothing was shown");
+    // The judge allows more for a moment after a node was paused.
+    assert!(summary.in_flight_max >= 4, "the cap was never reached, so nothing was shown");
 }
 
 /// `CLUSTER_KILLS=500` makes the long run of it: in rounds, each with a database of its own, so that no round's logs grow
@@ -144,23 +148,27 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
 fn three_nodes_that_are_killed_again_and_again_lose_nothing_and_repeat_only_what_was_under_way() {
     let mut left: usize = variable("CLUSTER_KILLS").unwrap_or(4);
     let mut seed = seed();
-    let lease = Duration::from_secs(3);
     while left > 0 {
         let kills = left.min(KILLS_PER_ROUND);
         left -= kills;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut drill = Drill::start(Cluster::start(NODES, &["--lease", "3s"]), seed);
         drill.wait_for_flow();
-        for _ in 0..kills {
+        for kill in 1..=kills {
             drill.run_for(draw(100..1_100, &mut rng));
-            drill.kill_and_go_on(rng.random_range(0..NODES), lease);
+            drill.kill_and_go_on(rng.random_range(0..NODES));
+            if kill % QUIET_EVERY == 0 {
+                drill.run_for(QUIET);
+            }
         }
-        let accepted = drill.accepted();
         let summary = verdict(&drill.finish(), seed);
         println!(
-            "torture: kill store=postgresql cycles={kills} accepted={accepted} lost=0 repeated={} repeated-lane-max={} seed={seed}",
-            summary.repeats, summary.repeats_max
+            "torture: kill store=postgresql cycles={kills} repeated-lane-max={} unexcused={} {}",
+            summary.repeats_max,
+            summary.unexcused,
+            line(&summary, seed)
         );
+        assert!(summary.unexcused > 10 * kills, "any repeat would have been excused: {summary:?}");
         seed = seed.wrapping_add(1);
     }
 }
@@ -173,9 +181,7 @@ fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
     let lease = Duration::from_secs(2);
     let mut drill = Drill::start(Cluster::start(2, &["--lease", "2s"]), seed);
     drill.wait_for_flow();
-    let from = Instant::now();
-    drill.cluster.nodes[0].server.kill();
-    drill.note_kill(0, from, lease);
+    drill.kill(0);
     let of_nodes = |mark: &&Mark| mark.stores != Stores::Sqlite && matches!(mark.when, When::Load | When::Stop);
     for _ in 0..variable("KILL_WALKS").unwrap_or(1) {
         for mark in ALL.iter().filter(of_nodes) {
@@ -191,12 +197,11 @@ fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
             });
         }
     }
-    drill.cluster.nodes[0].server.start_again();
-    let summary = verdict(&drill.finish(), seed);
-    println!(
-        "torture: marks store=postgresql accepted={} lost=0 repeated={} seed={seed}",
-        summary.messages, summary.repeats
-    );
+    drill.start_again(0);
+    let logs = drill.finish();
+    let summary = verdict(&logs, seed);
+    let kills = logs.faults.iter().filter(|fault| matches!(fault.kind, Kind::Killed { .. })).count();
+    println!("torture: marks store=postgresql cycles={kills} {}", line(&summary, seed));
 }
 
 /// Within the time of its lease in the one case and at once in the other. How long that took is told and not judged: it is
@@ -354,6 +359,12 @@ fn verdict(logs: &Logs, seed: u64) -> Summary {
     }
 }
 
+/// For whoever adds them up.
+fn line(summary: &Summary, seed: u64) -> String {
+    let Summary { messages, lost, repeats, .. } = summary;
+    format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
+}
+
 fn shuffle<T>(items: &mut [T], rng: &mut impl Rng) {
     for last in (1..items.len()).rev() {
         items.swap(last, rng.random_range(0..=last));
@@ -377,5 +388,8 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
 
 const NODES: usize = 3;
 const KILLS_PER_ROUND: usize = 50;
+/// Now and then nobody is killed for so long that nothing excuses what comes twice.
+const QUIET_EVERY: usize = 10;
+const QUIET: Duration = support::DURABLE_WITHIN.saturating_mul(2);
 /// Above a node's own time of grace.
 const STOP_WITHIN: Duration = Duration::from_secs(45);

@@ -12,12 +12,12 @@ mod support;
 
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
-use http::Method;
+use http::{Method, StatusCode};
 use postrider::clock;
 use postrider_store::marks::{ALL, Mark, Stores, When};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     env,
     ops::Range,
@@ -49,8 +49,10 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
     let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
     drill.run_for(draw(200..400, &mut rng));
     drill.kill();
+    let mut marks = 0;
     for _ in 0..variable("KILL_WALKS").unwrap_or(1) {
         for mark in marks_of(StoreKind::Sqlite, &[When::Load, When::Stop]) {
+            marks += 1;
             drill.end_at(mark.name, times(mark, &mut rng), |server, _| match mark.when {
                 When::Stop => {
                     thread::sleep(Duration::from_millis(200));
@@ -61,7 +63,8 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
         }
     }
     drill.start_again();
-    verdict(&drill.finish(), seed);
+    let summary = verdict(&drill.finish(), seed);
+    println!("torture: marks store=sqlite cycles={marks} {}", line(&summary, seed));
 }
 
 fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: StoreKind) {
@@ -90,16 +93,20 @@ fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: 
     }
     drill.release(hung);
     drill.start_again();
-    verdict(&drill.finish(), seed);
+    let summary = verdict(&drill.finish(), seed);
+    let marks = marks_of(store, &[When::Alone, When::Spill]).count();
+    println!("torture: marks-alone store={store:?} cycles={marks} {}", line(&summary, seed));
 }
 
 fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let message = json!({ "eventType": "a.b", "payload": {} });
+    let mut kept = 0;
     for mark in marks_of(store, &[When::First]) {
         let mut server = Server::not_started_on(store);
         server.set_variables(&[("CRASH_AT", mark.name)]);
         server.begin_again();
+        let mut accepted: Vec<String> = Vec::new();
         let began = Instant::now();
         let status = loop {
             if let Some(status) = server.has_ended() {
@@ -108,10 +115,14 @@ fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
             // Some are come by only with the first message.
             if server.is_ready() {
                 let mut client = Client::new(server.address(), &server.make_token(&[]));
-                let _ = runtime.block_on(async {
+                let answer = runtime.block_on(async {
                     client.send(Method::POST, "/api/v1/app", &[], r#"{"name": "first", "uid": "first"}"#).await?;
                     client.send(Method::POST, "/api/v1/app/first/msg", &[], &message.to_string()).await
                 });
+                if let Ok((StatusCode::ACCEPTED, answer)) = answer {
+                    let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+                    accepted.push(format!("first/msg/{}", answer["id"].as_str().expect("an id")));
+                }
             }
             assert!(began.elapsed() < support::PATIENCE, "it did not come by {}", mark.name);
             thread::sleep(Duration::from_millis(2));
@@ -120,11 +131,23 @@ fn a_first_start_can_be_killed_at_every_mark(store: StoreKind) {
         server.set_variables(&[]);
         server.start_again();
         let mut client = Client::new(server.address(), &server.make_token(&[]));
-        runtime.block_on(async {
+        let second = runtime.block_on(async {
             client.create("/api/v1/app", &json!({ "name": "second", "uid": "second" })).await;
-            client.create("/api/v1/app/second/msg", &message).await;
+            client.create("/api/v1/app/second/msg", &message).await
         });
+        accepted.push(format!("second/msg/{}", second["id"].as_str().expect("an id")));
+        // Most marks come before anything is accepted: what follows must be kept as well.
+        server.kill();
+        server.start_again();
+        let mut client = Client::new(server.address(), &server.make_token(&[]));
+        for path in &accepted {
+            // It panics at anything but 200.
+            let kept: Value = runtime.block_on(client.get(&format!("/api/v1/app/{path}"))).expect("the server answers");
+            assert!(path.ends_with(kept["id"].as_str().expect("an id")), "{}: {path}", mark.name);
+        }
+        kept += accepted.len();
     }
+    println!("torture: marks-first store={store:?} cycles={} accepted={kept}", marks_of(store, &[When::First]).count());
 }
 
 #[test]
@@ -196,14 +219,14 @@ fn kill_again_and_again(store: StoreKind, cycles: usize, seed: u64) {
     }
     // Told, not judged: how long a start takes is up to whoever else uses the machine.
     println!("{late} of {cycles} starts took longer than {READY_WITHIN:?}");
-    let accepted = drill.accepted();
     let summary = verdict(&drill.finish(), seed);
     println!(
-        "torture: kill store={store:?} cycles={cycles} kills={kills} accepted={accepted} lost=0 repeated={} \
-         repeated-lane-max={} seed={seed}",
-        summary.repeats, summary.repeats_of_a_lane_max
+        "torture: kill store={store:?} cycles={cycles} kills={kills} repeated-lane-max={} {}",
+        summary.repeats_of_a_lane_max,
+        line(&summary, seed)
     );
-    assert!(summary.messages > 10 * cycles, "there was hardly any load: {summary:?}");
+    // Even on a machine that others use up something is accepted in most lives.
+    assert!(summary.messages > cycles, "there was hardly any load: {summary:?}");
 }
 
 fn a_server_that_is_asked_to_stop_settles_what_is_under_way_and_repeats_nothing(store: StoreKind) {
@@ -301,6 +324,12 @@ fn verdict(logs: &Logs, seed: u64) -> Summary {
             panic!("{} violations, the first of them above; KILL_SEED={seed}", violations.len());
         }
     }
+}
+
+/// For whoever adds them up.
+fn line(summary: &Summary, seed: u64) -> String {
+    let Summary { messages, lost, repeats, .. } = summary;
+    format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
 }
 
 fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {

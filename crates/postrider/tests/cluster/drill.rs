@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -35,6 +36,7 @@ pub struct Drill {
     faults: Vec<Fault>,
     runtime: Runtime,
     book: Arc<Book>,
+    /// The last of them offers nothing and looks.
     producers: Vec<JoinHandle<()>>,
 }
 
@@ -45,7 +47,7 @@ impl Drill {
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(set_up(&cluster, &receiver, seed));
         let book = Arc::<Book>::default();
-        let producers = streams()
+        let mut producers: Vec<_> = streams()
             .into_iter()
             .enumerate()
             .map(|(number, stream)| {
@@ -53,6 +55,7 @@ impl Drill {
                 runtime.spawn(produce(Arc::clone(&book), doors, stream))
             })
             .collect();
+        producers.push(runtime.spawn(observe(Arc::clone(&book), Doors::of(&cluster, SOME, seed))));
         Self { cluster, receiver, faults: Vec::new(), runtime, book, producers }
     }
 
@@ -74,27 +77,47 @@ impl Drill {
     }
 
     /// Kills a node and starts it again, and waits for nothing more than that it is ready.
-    pub fn kill_and_go_on(&mut self, node: usize, lease: Duration) {
-        let from = Instant::now();
+    pub fn kill_and_go_on(&mut self, node: usize) {
+        self.kill(node);
+        self.start_again(node);
+    }
+
+    pub fn kill(&mut self, node: usize) {
+        let alive = Instant::now();
         self.cluster.nodes[node].server.kill();
+        self.note_kill(node, alive, alive);
+    }
+
+    /// After a kill, which has lasted until now.
+    pub fn start_again(&mut self, node: usize) {
         self.cluster.nodes[node].server.start_again();
-        self.note_kill(node, from, lease);
+        self.prolong(node);
+    }
+
+    /// Whatever ended the node last keeps it away until now.
+    fn prolong(&mut self, node: usize) {
+        let ended = |fault: &&mut Fault| matches!(fault.kind, Kind::Killed { node: killed, .. } if killed == node);
+        self.faults.iter_mut().rev().find(ended).expect("it was killed").to = Instant::now();
     }
 
     /// Starts a node, which must not be running, so that it ends at a mark, and waits until it has. `then` is done once it is
     /// ready, if it gets so far. Panics if it never comes by there.
     pub fn end_at(&mut self, node: usize, crash_at: &str, lease: Duration, then: impl FnOnce(&mut Server)) {
+        self.prolong(node);
         let from = Instant::now();
         let server = &mut self.cluster.nodes[node].server;
         server.set_variables(&[("CRASH_AT", crash_at)]);
         server.begin_again();
         let mut then = Some(then);
         let mut has_all = false;
+        let mut alive = from;
         let status = loop {
             let server = &mut self.cluster.nodes[node].server;
+            let before = Instant::now();
             if let Some(status) = server.has_ended() {
                 break status;
             }
+            alive = before;
             if then.is_some() && server.is_ready() {
                 let then = then.take().expect("it was looked at");
                 then(server);
@@ -110,7 +133,7 @@ impl Drill {
         let server = &mut self.cluster.nodes[node].server;
         server.set_variables(&[]);
         assert_eq!(status.code(), None, "it ended otherwise than at {crash_at}: {status}\n{}", server.log());
-        self.note_kill(node, from, lease);
+        self.note_kill(node, from, alive);
     }
 
     /// In good order, so that their lanes are handed over.
@@ -124,9 +147,10 @@ impl Drill {
         }
     }
 
-    /// What it had under way is taken up by others when its lease has ended, if not before.
-    pub fn note_kill(&mut self, node: usize, from: Instant, lease: Duration) {
-        self.faults.push(Fault { kind: Kind::Killed { node }, from, to: Instant::now() + 2 * lease });
+    /// It accepted nothing from then on, and was seen alive then; now it is dead.
+    fn note_kill(&mut self, node: usize, from: Instant, alive: Instant) {
+        let dead = Instant::now();
+        self.faults.push(Fault { kind: Kind::Killed { node, alive, dead }, from, to: dead });
     }
 
     /// Waits until something new has come to every endpoint.
@@ -157,6 +181,10 @@ impl Drill {
                 let ended = tokio::time::timeout_at(deadline, producer).await;
                 ended.expect("every event is accepted in the end").expect("no producer got a strange answer");
             }
+            let late = std::mem::take(&mut self.book.lock().late);
+            for call in late {
+                call.await.expect("no node gave a strange answer");
+            }
             // If it never comes to rest, the judge says what is missing.
             let events = self.book.lock().events.clone();
             let _ = tokio::time::timeout_at(deadline, rest(&mut client, &events)).await;
@@ -166,10 +194,11 @@ impl Drill {
         let mut client = Client::new(self.cluster.nodes[0].server.address(), self.cluster.token());
         let mut logs = self.runtime.block_on(look(&mut client)).expect("the node answers");
         let book = self.book.lock();
-        println!("{} requests of producers got no answer in time", book.unanswered);
+        println!("{} requests of producers got no answer in time", book.impatient);
         logs.endpoints = endpoints();
         logs.events = book.events.clone();
         logs.refusals = book.refusals.clone();
+        logs.sightings = book.sightings.clone();
         logs.arrivals = arrivals(&self.receiver);
         logs.faults = std::mem::take(&mut self.faults);
         logs
@@ -204,7 +233,12 @@ struct Book {
 struct Pages {
     events: Vec<Event>,
     refusals: Vec<Refusal>,
-    unanswered: usize,
+    /// Requests that their producer no longer waited for. What comes of them is written down all the same: a node that is
+    /// well answers in the end.
+    late: Vec<JoinHandle<()>>,
+    impatient: usize,
+    /// The first of each delivery.
+    sightings: BTreeMap<(String, String), Instant>,
 }
 
 impl Book {
@@ -332,26 +366,37 @@ impl Doors {
         Self { at: rng.random_range(0..fresh.len()), nodes, fresh, patience, rng }
     }
 
-    async fn knock(&mut self, path: &str, key: &str, body: &str) -> Knocked {
-        let headers = [("idempotency-key", key)];
-        let call = self.nodes[self.at].send(Method::POST, path, &headers, body);
-        match tokio::time::timeout(self.patience, call).await {
-            Ok(Ok((StatusCode::ACCEPTED, answer))) => {
-                let answer: MessageOut = serde_json::from_slice(&answer).expect("a message");
-                Knocked::Accepted(answer.id)
+    /// What comes of it within the producer's patience. What comes later goes into the book.
+    async fn knock(&mut self, book: &Arc<Book>, path: &str, key: &str, body: &str) -> Option<Knocked> {
+        let (address, token) = &self.fresh[self.at];
+        let mut client = std::mem::replace(&mut self.nodes[self.at], Client::new(*address, token));
+        let (path, key, body) = (path.to_owned(), key.to_owned(), body.to_owned());
+        let (node, began) = (self.at, Instant::now());
+        let mut call = tokio::spawn(async move {
+            let answer = client.send(Method::POST, &path, &[("idempotency-key", &key)], &body).await;
+            (client, Knocked::of(answer, node, &body))
+        });
+        match tokio::time::timeout(self.patience, &mut call).await {
+            Ok(answered) => {
+                let (client, knocked) = answered.expect("no node gives a strange answer");
+                self.nodes[node] = client;
+                Some(knocked)
             }
-            Ok(Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, answer))) => {
-                Knocked::Refused(String::from_utf8_lossy(&answer).into_owned())
-            }
-            Ok(Ok((status, answer))) => {
-                panic!("node {} answered {status} {} to {body}", self.at, String::from_utf8_lossy(&answer))
-            }
-            Ok(Err(Broken(why))) => Knocked::Refused(why),
+            // Its connection stays with it: what is under way there would stand in the way.
             Err(_) => {
-                // What is under way on the old connection would stand in the way.
-                let (address, token) = &self.fresh[self.at];
-                self.nodes[self.at] = Client::new(*address, token);
-                Knocked::Unanswered
+                let its_book = Arc::clone(book);
+                let late = tokio::spawn(async move {
+                    match call.await.expect("no node gives a strange answer").1 {
+                        Knocked::Accepted(_) => {}
+                        Knocked::Refused(what) => {
+                            its_book.lock().refusals.push(Refusal { node, began, ended: Instant::now(), what });
+                        }
+                    }
+                });
+                let mut book = book.lock();
+                book.late.push(late);
+                book.impatient += 1;
+                None
             }
         }
     }
@@ -364,7 +409,24 @@ impl Doors {
 enum Knocked {
     Accepted(String),
     Refused(String),
-    Unanswered,
+}
+
+impl Knocked {
+    fn of(answer: Result<(StatusCode, Bytes), Broken>, node: usize, body: &str) -> Self {
+        match answer {
+            Ok((StatusCode::ACCEPTED, answer)) => {
+                let answer: MessageOut = serde_json::from_slice(&answer).expect("a message");
+                Self::Accepted(answer.id)
+            }
+            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS, answer)) => {
+                Self::Refused(String::from_utf8_lossy(&answer).into_owned())
+            }
+            Ok((status, answer)) => {
+                panic!("node {node} answered {status} {} to {body}", String::from_utf8_lossy(&answer))
+            }
+            Err(Broken(why)) => Self::Refused(why),
+        }
+    }
 }
 
 /// Offers one event after the other, each one until some node accepts it.
@@ -388,15 +450,15 @@ async fn produce(book: Arc<Book>, mut doors: Doors, stream: Stream) {
         body.push('}');
         loop {
             let (node, began) = (doors.at, Instant::now());
-            match doors.knock(&path, &format!("event-{number}"), &body).await {
-                Knocked::Accepted(id) => {
+            match doors.knock(&book, &path, &format!("event-{number}"), &body).await {
+                Some(Knocked::Accepted(id)) => {
                     book.lock().events[number].message = Some(id);
                     break;
                 }
-                Knocked::Refused(what) => {
+                Some(Knocked::Refused(what)) => {
                     book.lock().refusals.push(Refusal { node, began, ended: Instant::now(), what });
                 }
-                Knocked::Unanswered => book.lock().unanswered += 1,
+                None => {}
             }
             doors.go_on();
             tokio::time::sleep(BEFORE_REPEATING).await;
@@ -407,6 +469,35 @@ async fn produce(book: Arc<Book>, mut doors: Doors, stream: Stream) {
         if count % stream.burst == 0 {
             tokio::time::sleep(stream.thinking).await;
         }
+    }
+}
+
+/// Notes what some node calls delivered, at one endpoint after the other.
+async fn observe(book: Arc<Book>, mut doors: Doors) {
+    for endpoint in endpoints().iter().cycle() {
+        if book.is_over.load(Relaxed) {
+            return;
+        }
+        let path = format!("/api/v1/app/{}/attempt/endpoint/{}?status=0", endpoint.app, uid(endpoint));
+        let call = doors.nodes[doors.at].send(Method::GET, &path, &[], "");
+        match tokio::time::timeout(doors.patience, call).await {
+            Ok(Ok((StatusCode::OK, answer))) => {
+                let at = Instant::now();
+                let newest: Newest = serde_json::from_slice(&answer).expect("a list");
+                let mut book = book.lock();
+                for attempt in newest.data {
+                    book.sightings.entry((endpoint.path.clone(), attempt.msg_id)).or_insert(at);
+                }
+            }
+            // Only what producers are told is judged.
+            Ok(Ok(_) | Err(Broken(_))) => doors.go_on(),
+            Err(_) => {
+                let (address, token) = &doors.fresh[doors.at];
+                doors.nodes[doors.at] = Client::new(*address, token);
+                doors.go_on();
+            }
+        }
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -457,6 +548,7 @@ async fn look(client: &mut Client) -> Result<Logs, Broken> {
 fn arrivals(receiver: &Receiver) -> Vec<Arrival> {
     let mut arrivals = receiver.arrivals();
     arrivals.sort_by_key(|arrival| arrival.opened);
+    let hang_ups = receiver.hang_ups();
     let read = |arrival: super::support::receiver::Arrival| Arrival {
         message: arrival.header("webhook-id").to_owned(),
         attempt: arrival.header("webhook-attempt").parse().expect("a number"),
@@ -469,6 +561,7 @@ fn arrivals(receiver: &Receiver) -> Vec<Arrival> {
         body: arrival.body,
         opened: arrival.opened,
         closed: arrival.closed,
+        hung_up: hang_ups.get(&arrival.connection).copied(),
     };
     arrivals.into_iter().map(read).collect()
 }
@@ -486,6 +579,11 @@ fn is_taken(answer: &Answer) -> bool {
 struct MessageOut {
     id: String,
     payload: Box<RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Newest {
+    data: Vec<AttemptOut>,
 }
 
 #[derive(Deserialize)]

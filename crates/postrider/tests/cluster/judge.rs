@@ -2,6 +2,7 @@
 //!
 //! Only what can be seen from outside is used. The numbers of the rules (I1 ...) are those of `docs` on reliability.
 
+use super::support::DURABLE_WITHIN;
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,6 +24,8 @@ pub struct Logs {
     pub deliveries: Vec<(String, String, u8)>,
     /// By path and message: number of the attempt and the receiver's answer.
     pub attempts: Vec<(String, String, u32, u16)>,
+    /// By path and message: when the API had said, while the load ran, that the delivery has been made.
+    pub sightings: BTreeMap<(String, String), Instant>,
     pub faults: Vec<Fault>,
 }
 
@@ -64,6 +67,8 @@ pub struct Arrival {
     pub is_taken: bool,
     pub opened: Instant,
     pub closed: Option<Instant>,
+    /// When the connection that it came on ended. A connection ends with the process that made it.
+    pub hung_up: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -77,32 +82,62 @@ pub struct Message {
 pub struct Fault {
     pub kind: Kind,
     pub from: Instant,
-    /// Everything flowed again by then.
+    /// Everything flowed again by then; or, if nobody waited for that, the node was ready again or had ended.
     pub to: Instant,
+}
+
+impl Fault {
+    /// What was under way may come again: its outcome was lost along with the node, or with its lease. A node that is asked
+    /// to stop writes down what it has done, and what cannot be written while the database is away is written later.
+    fn may_undo(&self, arrival: &Arrival) -> bool {
+        match self.kind {
+            // Only its own requests, and those came on connections that ended with it, or before.
+            Kind::Killed { alive, dead, .. } => {
+                arrival.opened + DURABLE_WITHIN >= alive
+                    && arrival.opened <= dead + HEARD_WITHIN
+                    && arrival.hung_up.is_some_and(|hung_up| hung_up <= dead + HEARD_WITHIN)
+            }
+            Kind::Paused { .. } | Kind::CutOff { .. } => {
+                arrival.opened + DURABLE_WITHIN >= self.from && arrival.opened <= self.to
+            }
+            Kind::Stopped { .. } | Kind::DatabaseAway => false,
+        }
+    }
+
+    /// Nothing comes again before it has happened.
+    fn happens(&self) -> Instant {
+        match self.kind {
+            Kind::Killed { alive, .. } => alive,
+            Kind::Paused { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => self.from,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    Killed { node: usize },
-    Paused { node: usize, woken: Instant },
-    CutOff { node: usize },
-    Stopped { node: usize },
+    /// It was seen alive then, and dead then.
+    Killed {
+        node: usize,
+        alive: Instant,
+        dead: Instant,
+    },
+    Paused {
+        node: usize,
+        woken: Instant,
+    },
+    CutOff {
+        node: usize,
+    },
+    Stopped {
+        node: usize,
+    },
     DatabaseAway,
 }
 
 impl Kind {
-    /// What was under way may come again: its outcome was lost along with the node, or with its lease. A node that is asked
-    /// to stop writes down what it has done, and what cannot be written while the database is away is written later.
-    fn may_repeat(self) -> bool {
-        match self {
-            Self::Killed { .. } | Self::Paused { .. } | Self::CutOff { .. } => true,
-            Self::Stopped { .. } | Self::DatabaseAway => false,
-        }
-    }
-
     fn explains_refusal_by(self, refusing: usize) -> bool {
         match self {
-            Self::Killed { node } | Self::Paused { node, .. } | Self::CutOff { node } | Self::Stopped { node } => {
+            Self::Killed { node, .. } | Self::Paused { node, .. } | Self::CutOff { node } | Self::Stopped { node } => {
                 node == refusing
             }
             Self::DatabaseAway => true,
@@ -113,11 +148,16 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     pub messages: usize,
+    /// Accepted, and not stored or not delivered.
+    pub lost: usize,
     pub deliveries: usize,
     pub refusals: usize,
+    pub sightings: usize,
     pub repeats: usize,
     /// Of one lane after one fault.
     pub repeats_max: usize,
+    /// Arrivals that nothing would have excused if they had come twice.
+    pub unexcused: usize,
     pub in_flight_max: usize,
     /// How far the busiest time went beyond the rate, in requests.
     pub above_rate_max: usize,
@@ -127,14 +167,15 @@ pub struct Summary {
 /// (`Limits::unsettled` of the engine): so many a fault can make it repeat.
 pub const UNSETTLED_MAX: usize = 64;
 
-/// What has been written down by then is not repeated. It is far more than a commit takes, on any machine.
-pub const DURABLE_WITHIN: Duration = Duration::from_secs(5);
-
 /// A node that was stopped between deciding on a request and writing it writes it when it wakes.
 const AFTER_WAKING: Duration = Duration::from_secs(1);
 
 /// So late may the receiver read a request, because the machine is busy.
 const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// So late may it hear that a sender is gone. It is less than what lies between two kills, so that it shows which of them it
+/// was.
+const HEARD_WITHIN: Duration = Duration::from_millis(500);
 
 pub fn judge(logs: &Logs) -> Result<Summary, Vec<String>> {
     let mut judge = Judge::new(logs);
@@ -143,6 +184,7 @@ pub fn judge(logs: &Logs) -> Result<Summary, Vec<String>> {
     judge.every_delivery_is_made_and_told();
     judge.attempts_are_those_that_were_needed();
     judge.repeats_are_what_was_under_way();
+    judge.what_is_told_to_be_made_is_not_made_again();
     judge.caps_hold();
     judge.rates_hold();
     judge.order_holds();
@@ -150,6 +192,7 @@ pub fn judge(logs: &Logs) -> Result<Summary, Vec<String>> {
     judge.summary.messages = logs.messages.len();
     judge.summary.deliveries = logs.deliveries.len();
     judge.summary.refusals = logs.refusals.len();
+    judge.summary.sightings = logs.sightings.len();
     if judge.violations.is_empty() { Ok(judge.summary) } else { Err(judge.violations) }
 }
 
@@ -198,7 +241,10 @@ impl<'a> Judge<'a> {
                 self.violation("I26, one event became several messages", format!("{event:?}: {found:?}"));
             }
             match (&event.message, found.first()) {
-                (Some(_), None) => self.violation("I1, an accepted message is lost", format!("{event:?}")),
+                (Some(_), None) => {
+                    self.summary.lost += 1;
+                    self.violation("I1, an accepted message is lost", format!("{event:?}"));
+                }
                 (Some(told), Some(id)) if told != id => {
                     self.violation("I1, the event is stored under another id", format!("{event:?}: {id}"));
                 }
@@ -241,6 +287,7 @@ impl<'a> Judge<'a> {
                 }
                 let arrivals = self.arrivals.get(&delivery).map_or(&[][..], Vec::as_slice);
                 if !arrivals.iter().any(|arrival| arrival.is_taken) {
+                    self.summary.lost += 1;
                     self.violation("I3, never taken by the receiver", format!("{delivery:?}"));
                 }
             }
@@ -256,14 +303,19 @@ impl<'a> Judge<'a> {
         for (path, message, number, status) in &self.logs.attempts {
             recorded.entry((path, message)).or_default().push((*number, *status));
         }
-        for (delivery, mut found) in recorded {
+        for (path, message, _) in &self.logs.deliveries {
+            let delivery = (path.as_str(), message.as_str());
+            let mut found = recorded.remove(&delivery).unwrap_or_default();
             found.sort_unstable();
             let last = found.len() as u32;
             let is_moody = self.endpoints.get(delivery.0).is_some_and(|endpoint| endpoint.is_moody);
             let expected: Vec<_> = (1..=last).map(|number| (number, if number == last { 204 } else { 503 })).collect();
-            if found != expected || (last > 1 && !is_moody) {
+            if found.is_empty() || found != expected || (last > 1 && !is_moody) {
                 self.violation("I9, the attempts are not those that were needed", format!("{delivery:?}: {found:?}"));
             }
+        }
+        for delivery in recorded.into_keys() {
+            self.violation("I9, attempts without a delivery", format!("{delivery:?}"));
         }
     }
 
@@ -274,19 +326,19 @@ impl<'a> Judge<'a> {
         let mut violations = Vec::new();
         for ((path, message), arrivals) in &self.arrivals {
             for (index, arrival) in arrivals.iter().enumerate() {
+                self.summary.unexcused += usize::from(!self.logs.faults.iter().any(|fault| fault.may_undo(arrival)));
                 let Some(earlier) = arrivals[..index].last() else { continue };
                 let is_retry = !earlier.is_taken && arrival.attempt == earlier.attempt + 1;
                 if is_retry {
                     continue;
                 }
-                let explains = |fault: &Fault| {
-                    fault.kind.may_repeat()
-                        && earlier.opened + DURABLE_WITHIN >= fault.from
-                        && earlier.opened <= fault.to
-                        && arrival.opened >= fault.from
-                };
-                match self.logs.faults.iter().rposition(explains) {
-                    Some(fault) => *by_fault.entry((fault, path)).or_default() += 1,
+                let explains = |fault: &Fault| fault.may_undo(earlier) && arrival.opened >= fault.happens();
+                let faults = self.logs.faults.iter().enumerate().filter(|(_, fault)| explains(fault));
+                // The one at which its connection ended, where there are several.
+                let ended = earlier.hung_up.unwrap_or(earlier.opened);
+                let apart = |fault: &Fault| ended.max(fault.happens()) - ended.min(fault.happens());
+                match faults.min_by_key(|(_, fault)| apart(fault)) {
+                    Some((fault, _)) => *by_fault.entry((fault, path)).or_default() += 1,
                     None => violations.push(format!(
                         "I9, sent twice without cause: {message} to {path}, {}; {}",
                         self.moment(earlier.opened),
@@ -305,6 +357,27 @@ impl<'a> Judge<'a> {
         self.violations.extend(violations);
     }
 
+    /// I17: what is written down is written down for whoever takes over.
+    fn what_is_told_to_be_made_is_not_made_again(&mut self) {
+        for ((path, message), told) in &self.logs.sightings {
+            let arrivals = self.arrivals.get(&(path.as_str(), message.as_str())).map_or(&[][..], Vec::as_slice);
+            let late = arrivals.iter().find(|arrival| arrival.opened > *told && !self.is_waking(arrival.opened));
+            if let Some(late) = late {
+                let what =
+                    format!("{message} to {path}, {:?} later, {}", late.opened - *told, self.moment(late.opened));
+                self.violation("I17, sent again after the API had said that it was delivered", what);
+            }
+        }
+    }
+
+    /// A node that was paused may do then what it had decided on before.
+    fn is_waking(&self, at: Instant) -> bool {
+        self.logs.faults.iter().any(|fault| match fault.kind {
+            Kind::Paused { woken, .. } => woken <= at && at <= woken + AFTER_WAKING,
+            Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => false,
+        })
+    }
+
     /// I20: as the receiver counts open requests, over all nodes.
     fn caps_hold(&mut self) {
         for endpoint in &self.logs.endpoints {
@@ -319,11 +392,7 @@ impl<'a> Judge<'a> {
                 open += change;
                 let seen = usize::try_from(open).unwrap_or(0);
                 self.summary.in_flight_max = self.summary.in_flight_max.max(seen);
-                let is_waking = |fault: &Fault| match fault.kind {
-                    Kind::Paused { woken, .. } => woken <= at && at <= woken + AFTER_WAKING,
-                    Kind::Killed { .. } | Kind::CutOff { .. } | Kind::Stopped { .. } | Kind::DatabaseAway => false,
-                };
-                let allowed = if self.logs.faults.iter().any(is_waking) { 2 * cap } else { cap };
+                let allowed = if self.is_waking(at) { 2 * cap } else { cap };
                 if seen > allowed {
                     let what = format!("{seen} at {}, {}", endpoint.path, self.moment(at));
                     self.violation("I20, more requests open than allowed", what);
@@ -434,7 +503,7 @@ mod tests {
             payload: payload(number),
             message: Some(format!("msg_{number}")),
         };
-        let arrival = |number: u64, attempt, is_taken, millis| Arrival {
+        let arrival = |number: u64, attempt, is_taken, millis, hung_up: Option<u64>| Arrival {
             path: "/keyed".into(),
             message: format!("msg_{number}"),
             attempt,
@@ -443,6 +512,7 @@ mod tests {
             is_taken,
             opened: at(millis),
             closed: Some(at(millis + 5)),
+            hung_up: hung_up.map(at),
         };
         let message = |number| Message { id: format!("msg_{number}"), app: "shop", payload: payload(number) };
         let of = |number: u64| ("/keyed".to_owned(), format!("msg_{number}"));
@@ -458,15 +528,20 @@ mod tests {
             events: vec![event(1), event(2)],
             refusals: vec![Refusal { node: 0, began: at(5), ended: at(20), what: "refused".into() }],
             arrivals: vec![
-                arrival(1, 1, true, 0),
-                arrival(1, 1, true, 6_000),
-                arrival(2, 1, false, 8_000),
-                arrival(2, 2, true, 10_000),
+                arrival(1, 1, true, 0, Some(11)),
+                arrival(1, 1, true, 6_000, None),
+                arrival(2, 1, false, 8_000, None),
+                arrival(2, 2, true, 10_000, None),
             ],
             messages: vec![message(1), message(2)],
             deliveries: [1, 2].map(|number| (of(number).0, of(number).1, DELIVERED)).to_vec(),
             attempts: vec![attempt(1, 1, 204), attempt(2, 1, 503), attempt(2, 2, 204)],
-            faults: vec![Fault { kind: Kind::Killed { node: 0 }, from: at(10), to: at(7_000) }],
+            sightings: BTreeMap::from([(of(1), at(6_100))]),
+            faults: vec![Fault {
+                kind: Kind::Killed { node: 0, alive: at(10), dead: at(12) },
+                from: at(10),
+                to: at(7_000),
+            }],
         }
     }
 
@@ -475,10 +550,13 @@ mod tests {
         let summary = judge(&clean()).expect("no violations");
         let expected = Summary {
             messages: 2,
+            lost: 0,
             deliveries: 2,
             refusals: 1,
+            sightings: 1,
             repeats: 1,
             repeats_max: 1,
+            unexcused: 3,
             in_flight_max: 1,
             above_rate_max: 1,
         };
@@ -487,7 +565,7 @@ mod tests {
 
     #[test]
     fn every_breach_is_seen() {
-        let breaches: [(&str, Breach); 22] = [
+        let breaches: [(&str, Breach); 27] = [
             ("I1, an accepted", |logs| drop(logs.messages.remove(0))),
             ("I1, the event", |logs| logs.events[0].message = Some("msg_9".into())),
             ("I26", |logs| logs.messages.push(Message { id: "msg_3".into(), ..logs.messages[0].clone() })),
@@ -502,9 +580,16 @@ mod tests {
             ("I2", |logs| logs.deliveries.push(("/other".into(), "msg_1".into(), DELIVERED))),
             ("I9, the attempts", |logs| logs.attempts.push(logs.attempts[0].clone())),
             ("I9, the attempts", |logs| logs.endpoints[0].is_moody = false),
+            ("I9, the attempts", |logs| drop(logs.attempts.remove(0))),
+            ("I9, attempts without", |logs| drop(logs.deliveries.remove(0))),
             ("I9, sent twice", |logs| logs.faults[0].kind = Kind::Stopped { node: 0 }),
             ("I9, sent twice", |logs| logs.arrivals[3].attempt = 1),
             ("I9, sent twice", |logs| logs.arrivals[0].opened -= Duration::from_secs(6)),
+            ("I9, sent twice", |logs| logs.arrivals[0].hung_up = None),
+            ("I9, sent twice", |logs| logs.arrivals[1].opened = logs.arrivals[0].opened),
+            ("I17", |logs| {
+                logs.sightings.insert(("/keyed".into(), "msg_1".into()), logs.faults[0].from);
+            }),
             ("I20", |logs| logs.arrivals[2].closed = None),
             ("I21", |logs| {
                 for arrival in &mut logs.arrivals[1..] {
@@ -520,6 +605,40 @@ mod tests {
             breach(&mut logs);
             let found = judge(&logs).expect_err(rule);
             assert!(found.iter().any(|violation| violation.starts_with(rule)), "{rule}: {found:#?}");
+        }
+    }
+
+    /// A node is killed every second, and something arrives every 50 ms, at each node in turn.
+    #[test]
+    fn arrivals_that_are_doubled_are_seen_however_often_nodes_are_killed() {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let kill = |second: u64| Fault {
+            kind: Kind::Killed { node: second as usize % 3, alive: at(second * 1_000), dead: at(second * 1_000 + 5) },
+            from: at(second * 1_000),
+            to: at(second * 1_000 + 500),
+        };
+        let arrival = |number: u64, later: u64, node: u64| {
+            let millis = number * 50 + 20 + later;
+            let killed = (millis / 1_000 + 1..).find(|second| second % 3 == node).expect("its turn comes");
+            let came =
+                Arrival { message: format!("msg_{number}"), attempt: 1, is_taken: true, ..clean().arrivals[0].clone() };
+            Arrival { opened: at(millis), closed: Some(at(millis + 5)), hung_up: Some(at(killed * 1_000 + 2)), ..came }
+        };
+        let sent_twice = |later: Option<u64>| {
+            let mut logs = Logs { faults: (1..=60).map(kill).collect(), ..Logs::default() };
+            for number in 0..1_200 {
+                logs.arrivals.push(arrival(number, 0, number % 3));
+                // By whoever has it when it comes again.
+                logs.arrivals.extend(later.map(|later| arrival(number, later, (number + 1) % 3)));
+            }
+            let found = judge(&logs).err().unwrap_or_default();
+            found.iter().filter(|violation| violation.starts_with("I9, sent twice")).count()
+        };
+        assert_eq!(sent_twice(None), 0);
+        for (later, least) in [(0, 1_200), (10, 1_200), (400, 900), (1_000, 700)] {
+            let found = sent_twice(Some(later));
+            assert!(found >= least, "{later} ms apart: {found} of 1200");
         }
     }
 

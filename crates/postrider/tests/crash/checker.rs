@@ -3,6 +3,7 @@
 //! Only what can be seen from outside is used. The letters of the logs and the numbers of the rules (I1 ...) are
 //! those of `docs` on reliability: P the producers, V the receiver, A the API, F the faults.
 
+use super::support::DURABLE_WITHIN;
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -120,6 +121,8 @@ pub enum End {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     pub messages: usize,
+    /// Accepted, and not stored or not delivered.
+    pub lost: usize,
     pub deliveries: usize,
     /// Stored, though no answer to the producer came through at first.
     pub repeated_offers: usize,
@@ -127,10 +130,8 @@ pub struct Summary {
     pub repeats_of_a_lane_max: usize,
 }
 
-/// What can be repeated after a kill: so many per lane (`Limits::unsettled` of the engine) ...
+/// So many can be repeated after a kill, per lane (`Limits::unsettled` of the engine).
 pub const UNSETTLED_MAX: usize = 64;
-/// ... and nothing that arrived longer ago than this.
-pub const DURABLE_WITHIN: Duration = Duration::from_secs(2);
 /// The first delay of the default schedule is 5 s, of which half is certain. Times are kept in whole milliseconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(2_500 - 5);
 
@@ -199,7 +200,10 @@ impl<'a> Checker<'a> {
             }
             let Some(receipt) = &event.accepted else { continue };
             match found.first() {
-                None => self.violation("I1, an accepted message is lost", format!("{event:?}")),
+                None => {
+                    self.summary.lost += 1;
+                    self.violation("I1, an accepted message is lost", format!("{event:?}"));
+                }
                 Some(message) if receipt.message.as_ref().is_some_and(|id| *id != message.id) => {
                     self.violation("I1, the event is stored under another id", format!("{event:?}: {message:?}"));
                 }
@@ -255,10 +259,12 @@ impl<'a> Checker<'a> {
                 arrivals.iter().any(|arrival| endpoint.is_some_and(|it| it.answers_well(arrival.attempt)))
             });
             if !arrived {
+                self.summary.lost += 1;
                 self.violation("I3, not seen by the receiver", format!("{message} to {path}: {status}"));
             }
         }
         for (path, message) in wanted {
+            self.summary.lost += 1;
             self.violation("I8, a message lacks a delivery", format!("{message} to {path}"));
         }
     }
@@ -408,7 +414,8 @@ mod tests {
 
     #[test]
     fn what_went_well_is_not_held_against_the_server() {
-        let summary = Summary { messages: 2, deliveries: 3, repeated_offers: 0, repeats: 1, repeats_of_a_lane_max: 1 };
+        let summary =
+            Summary { messages: 2, lost: 0, deliveries: 3, repeated_offers: 0, repeats: 1, repeats_of_a_lane_max: 1 };
         assert_eq!(check(&clean()), Ok(summary));
     }
 
@@ -432,7 +439,7 @@ mod tests {
             ("I29", |logs| logs.view.deliveries[0].2 = 1),
             ("I9, the attempts", |logs| logs.view.attempts.push(logs.view.attempts[0].clone())),
             ("I9, sent twice", |logs| logs.runs[0].end = Some(End::Stopped)),
-            ("I9, sent twice", |logs| logs.arrivals[1].at -= Duration::from_secs(3)),
+            ("I9, sent twice", |logs| logs.arrivals[1].at -= DURABLE_WITHIN),
             ("I12", |logs| logs.arrivals[4].at -= Duration::from_secs(1)),
             ("I17", |logs| logs.sightings[0].path = "/b".into()),
         ];

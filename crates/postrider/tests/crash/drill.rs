@@ -19,7 +19,7 @@ use http::{Method, StatusCode};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
-use serde_json::{json, value::RawValue};
+use serde_json::{Value, json, value::RawValue};
 use std::{
     collections::{HashMap, HashSet},
     os::unix::process::ExitStatusExt,
@@ -109,14 +109,20 @@ impl Drill {
         self.receiver.always(path, Answer::Status(204));
     }
 
-    /// Besides the load: messages that their receiver refuses for good, and replays of them. None of it is judged but that
-    /// what was accepted is there.
+    /// Besides the load: messages that their receiver refuses for good, and replays of them, without an end to it. Each must
+    /// be dead in the end, and tried once for each time that it was replayed.
     pub fn make_dead_letters(&mut self) {
         let client = || Client::new(self.server.address(), self.server.token());
         self.runtime.block_on(async {
             let mut client = client();
             client.create("/api/v1/app", &json!({ "name": SIDE, "uid": SIDE })).await;
-            let endpoint = json!({ "url": self.receiver.url(SIDE_PATH), "uid": SIDE, "circuitBreaker": false });
+            // It refuses everything, and would soon be given nothing more.
+            let endpoint = json!({
+                "url": self.receiver.url(SIDE_PATH),
+                "uid": SIDE,
+                "circuitBreaker": false,
+                "autoDisable": false,
+            });
             client.create(&format!("/api/v1/app/{SIDE}/endpoint"), &endpoint).await;
         });
         self.receiver.always(SIDE_PATH, Answer::Status(400));
@@ -184,11 +190,7 @@ impl Drill {
         let view = self.runtime.block_on(look(&mut client)).expect("the server answers");
         let refused = std::mem::take(&mut *self.book.refused.lock().expect("no one panics while holding it"));
         if !refused.is_empty() {
-            let path = format!("/api/v1/app/{SIDE}/msg");
-            let found = self.runtime.block_on(client.list::<MessageOut>(&path)).expect("the server answers");
-            let found: HashSet<String> = found.into_iter().map(|message| message.id).collect();
-            assert!(refused.iter().all(|id| found.contains(id)), "of {} messages some are lost", refused.len());
-            println!("{} messages were refused for good and replayed", refused.len());
+            self.runtime.block_on(self.check_dead_letters(&mut client, &refused));
         }
         Logs {
             endpoints: endpoints(),
@@ -202,6 +204,67 @@ impl Drill {
     }
 }
 
+impl Drill {
+    async fn check_dead_letters(&self, client: &mut Client, refused: &[String]) {
+        let side = format!("/api/v1/app/{SIDE}");
+        let messages: Vec<MessageOut> = client.list(&format!("{side}/msg")).await.expect("the server answers");
+        let stored: HashSet<String> = messages.into_iter().map(|message| message.id).collect();
+        assert!(refused.iter().all(|id| stored.contains(id)), "of {} messages some are lost", refused.len());
+        let began = Instant::now();
+        let letters = loop {
+            let tasks: Vec<Value> = client.list("/api/v1/background-task").await.expect("the server answers");
+            let deliveries: Vec<DeliveryOut> =
+                client.list(&format!("{side}/endpoint/{SIDE}/msg")).await.expect("the server answers");
+            let letters: Vec<Value> =
+                client.list(&format!("{side}/dead-letter?endpoint_id={SIDE}")).await.expect("the server answers");
+            let running = tasks.iter().filter(|task| task["status"] == "running").count();
+            let alive = deliveries.iter().filter(|delivery| delivery.status != FAILED).count();
+            if running == 0 && alive == 0 && letters.len() == stored.len() {
+                break letters;
+            }
+            assert!(
+                began.elapsed() < 2 * PATIENCE,
+                "of {} messages {} are dead and {alive} are not, and {running} of {} replays are under way",
+                stored.len(),
+                letters.len(),
+                tasks.len()
+            );
+            tokio::time::sleep(POLL * 10).await;
+        };
+        let mut attempts: HashMap<String, Vec<(u64, u32, u16)>> = HashMap::new();
+        let told: Vec<AttemptOut> =
+            client.list(&format!("{side}/attempt/endpoint/{SIDE}")).await.expect("the server answers");
+        for AttemptOut { msg_id, response_status_code, verdict } in told {
+            let attempt = (verdict.cycle, verdict.attempt_number, response_status_code);
+            attempts.entry(msg_id).or_default().push(attempt);
+        }
+        let mut arrivals: HashMap<String, usize> = HashMap::new();
+        for arrival in self.receiver.arrivals_at(SIDE_PATH) {
+            *arrivals.entry(arrival.header("webhook-id").to_owned()).or_default() += 1;
+        }
+        let kills = self.runs.iter().filter(|run| matches!(run.end, Some(End::Killed { .. }))).count();
+        let replays = self.book.replays.load(Relaxed);
+        let (mut tried, mut came) = (0, 0);
+        for letter in &letters {
+            let id = letter["msgId"].as_str().expect("an id");
+            let cycle = letter["cycle"].as_u64().expect("a number");
+            assert_eq!(letter["reason"], "permanent", "{letter}");
+            assert!(cycle <= replays as u64, "replayed more often than anyone asked for, {replays} times: {letter}");
+            let mut found = attempts.remove(id).unwrap_or_default();
+            found.sort_unstable();
+            let expected: Vec<_> = (0..=cycle).map(|cycle| (cycle, 1, 400)).collect();
+            assert_eq!(found, expected, "{letter}");
+            let arrived = arrivals.remove(id).unwrap_or_default();
+            let may_come = found.len()..=found.len() + kills;
+            assert!(may_come.contains(&arrived), "{arrived} arrivals, and {may_come:?} are explained: {letter}");
+            tried += found.len();
+            came += arrived;
+        }
+        assert!(attempts.is_empty() && arrivals.is_empty(), "without a dead letter: {attempts:?} {arrivals:?}");
+        println!("{} dead letters, {tried} attempts, {came} arrivals, {replays} replays, {kills} kills", letters.len());
+    }
+}
+
 /// What the tasks write down.
 #[derive(Default)]
 struct Book {
@@ -210,6 +273,8 @@ struct Book {
     sightings: Mutex<HashMap<(String, String), Sighting>>,
     /// What was accepted to be refused by its receiver.
     refused: Mutex<Vec<String>>,
+    /// Requests to replay it, answered or not.
+    replays: AtomicUsize,
     /// Answers that said "not now".
     refusals: AtomicUsize,
     is_over: AtomicBool,
@@ -358,13 +423,16 @@ async fn refuse_and_replay(book: Arc<Book>, mut client: Client) {
     let since = json!({ "since": "2020-01-01T00:00:00Z" }).to_string();
     while !book.is_over.load(Relaxed) {
         let path = format!("/api/v1/app/{SIDE}/msg");
-        if let Ok((StatusCode::ACCEPTED, body)) = client.send(Method::POST, &path, &[], &message).await {
+        // All are replayed each time: a few are enough.
+        let has_all = book.refused.lock().expect("no one panics while holding it").len() >= DEAD_LETTERS;
+        if !has_all && let Ok((StatusCode::ACCEPTED, body)) = client.send(Method::POST, &path, &[], &message).await {
             let answer: MessageOut = serde_json::from_slice(&body).expect("a message");
             book.refused.lock().expect("no one panics while holding it").push(answer.id);
         }
         let path = format!("/api/v1/app/{SIDE}/endpoint/{SIDE}/recover");
+        book.replays.fetch_add(1, Relaxed);
         let _ = client.send(Method::POST, &path, &[], &since).await;
-        tokio::time::sleep(POLL * 5).await;
+        tokio::time::sleep(POLL * 10).await;
     }
 }
 
@@ -396,7 +464,7 @@ async fn rest(client: &mut Client, events: &[Event]) {
     for endpoint in endpoints() {
         let owed = events.iter().filter(|event| endpoint.wants(event.app, event.event_type)).count();
         let path = format!("/api/v1/app/{}/endpoint/{}/stats", APPS[endpoint.app], uid(&endpoint));
-        while client.get::<StatsOut>(&path).await.is_ok_and(|stats| stats.success < owed) {
+        while client.get::<StatsOut>(&path).await.map_or(true, |stats| stats.success < owed) {
             tokio::time::sleep(POLL).await;
         }
     }
@@ -477,9 +545,12 @@ struct AttemptOut {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct VerdictOut {
+    cycle: u64,
     attempt_number: u32,
 }
 
+const FAILED: u8 = 2;
+const DEAD_LETTERS: usize = 30;
 const SIDE: &str = "side";
 const SIDE_PATH: &str = "/side";
 /// SIGABRT.

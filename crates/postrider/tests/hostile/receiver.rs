@@ -33,6 +33,8 @@ pub enum Act {
     ResetInRequest,
     /// Answers before it has read the request, and never reads the rest of it.
     SayUnread(Vec<u8>),
+    /// Hears the request, and answers it when the sender has left.
+    SayWhenLeft(Vec<u8>),
     /// Hears the request, and then.
     Say(Vec<u8>, Then),
     /// The one to a delivery's first try, the other to its next ones; the connection is kept.
@@ -129,6 +131,7 @@ impl Receiver {
             | Act::CloseUnread
             | Act::ResetInRequest
             | Act::SayUnread(_)
+            | Act::SayWhenLeft(_)
             | Act::Say(..)
             | Act::ByTry(..)
             | Act::CloseIdle
@@ -207,6 +210,11 @@ async fn play(mut stream: TcpStream, act: Act, log: &Log) -> io::Result<()> {
             stream.read_u8().await?;
             stream.write_all(&said).await?;
             hold().await
+        }
+        Act::SayWhenLeft(said) => {
+            hear(&mut stream, log).await?;
+            while stream.read(&mut [0; 4096]).await? > 0 {}
+            stream.write_all(&said).await
         }
         Act::Say(said, Then::Reset) => {
             hear(&mut stream, log).await?;

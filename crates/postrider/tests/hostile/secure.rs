@@ -2,7 +2,10 @@
 
 use super::receiver::{Log, OK, Then, answer, hold, say};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer},
+    server::WebPkiClientVerifier,
+};
 use std::{io, sync::Arc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -20,6 +23,8 @@ pub enum Secure {
     WrongHost,
     SelfSigned,
     UnknownAuthority,
+    /// Nobody is let in without a certificate of theirs.
+    WantsCertificate,
     /// Reads the beginning of the handshake, says this, and then.
     NoHandshake(Vec<u8>, Then),
     /// The handshake succeeds, and the connection ends.
@@ -56,6 +61,7 @@ impl Secure {
             | Self::NotYetValid
             | Self::SelfSigned
             | Self::UnknownAuthority
+            | Self::WantsCertificate
             | Self::NoHandshake(..)
             | Self::CutAfterHandshake
             | Self::Http2(_) => "localhost",
@@ -109,6 +115,7 @@ impl Authority {
             Secure::UnknownAuthority => signed(params, &self.unknown),
             Secure::Fine(..)
             | Secure::WrongHost
+            | Secure::WantsCertificate
             | Secure::NoHandshake(..)
             | Secure::CutAfterHandshake
             | Secure::Http2(_) => signed(params, &self.trusted),
@@ -123,7 +130,7 @@ fn issuer() -> CertifiedIssuer<'static, KeyPair> {
 }
 
 pub async fn serve(listener: TcpListener, act: Secure, authority: Arc<Authority>, log: Arc<Log>) {
-    let acceptor = acceptor(authority.identity(&act), &act);
+    let acceptor = acceptor(&authority, &act);
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let (act, acceptor, log) = (act.clone(), acceptor.clone(), Arc::clone(&log));
@@ -132,12 +139,30 @@ pub async fn serve(listener: TcpListener, act: Secure, authority: Arc<Authority>
     }
 }
 
-fn acceptor(identity: Identity, act: &Secure) -> TlsAcceptor {
+fn acceptor(authority: &Authority, act: &Secure) -> TlsAcceptor {
+    let identity = authority.identity(act);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let clients = match act {
+        Secure::WantsCertificate => {
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(authority.trusted.der().clone()).expect("a certificate of an authority");
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+            verifier.build().expect("one authority at least")
+        }
+        Secure::Fine(..)
+        | Secure::Expired
+        | Secure::NotYetValid
+        | Secure::WrongHost
+        | Secure::SelfSigned
+        | Secure::UnknownAuthority
+        | Secure::NoHandshake(..)
+        | Secure::CutAfterHandshake
+        | Secure::Http2(_) => WebPkiClientVerifier::no_client_auth(),
+    };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions that the provider has")
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients)
         .with_single_cert(vec![identity.certificate], identity.key)
         .expect("a key that fits");
     if let Secure::Http2(_) = act {
@@ -162,6 +187,7 @@ async fn play(mut stream: TcpStream, act: Secure, acceptor: TlsAcceptor, log: &L
         | Secure::WrongHost
         | Secure::SelfSigned
         | Secure::UnknownAuthority
+        | Secure::WantsCertificate
         | Secure::NoHandshake(..) => answer(&mut tls, OK, Then::Hold, log).await,
     }
 }

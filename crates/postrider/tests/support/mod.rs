@@ -30,6 +30,9 @@ pub fn now() -> jiff::Timestamp {
     jiff::Timestamp::from_millisecond(postrider::clock::now().as_millis()).expect("a time that can be shown")
 }
 
+/// What has arrived this long ago has been written down, and is not repeated. It is far more than a commit takes, on any
+/// machine: what is judged by it must not depend on who else uses this one.
+pub const DURABLE_WITHIN: Duration = Duration::from_secs(5);
 /// Long enough for a busy machine and for the first retry, which comes within seconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const POLL: Duration = Duration::from_millis(10);

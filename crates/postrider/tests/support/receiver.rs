@@ -139,6 +139,17 @@ impl Receiver {
         self.shared.lock().arrivals.iter().filter(|arrival| arrival.path == path).cloned().collect()
     }
 
+    /// When each connection ended that has; by its number.
+    pub fn hang_ups(&self) -> HashMap<usize, Instant> {
+        self.shared.lock().hang_ups.clone()
+    }
+
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        let book = self.shared.lock();
+        book.connections - book.hang_ups.len()
+    }
+
     /// Cheaper than to ask for them all.
     pub fn count(&self) -> usize {
         self.shared.lock().arrivals.len()
@@ -174,6 +185,8 @@ struct Shared(Mutex<Book>);
 struct Book {
     scripts: HashMap<String, Script>,
     arrivals: Vec<Arrival>,
+    connections: usize,
+    hang_ups: HashMap<usize, Instant>,
 }
 
 struct Script {
@@ -214,6 +227,7 @@ async fn accept(listener: net::TcpListener, shared: Arc<Shared>) {
     let listener = TcpListener::from_std(listener).expect("it is non-blocking");
     for connection in 0.. {
         let (stream, _) = listener.accept().await.expect("file handles for a connection");
+        shared.lock().connections += 1;
         tokio::spawn(converse(stream, connection, Arc::clone(&shared)));
     }
 }
@@ -226,6 +240,7 @@ async fn converse(stream: TcpStream, connection: usize, shared: Arc<Shared>) {
     let service = service_fn(|request| answer(request, connection, &shared, SockRef::from(&handle)));
     // A connection that breaks is the sender's matter, or was asked for.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    shared.lock().hang_ups.insert(connection, Instant::now());
 }
 
 async fn answer(

@@ -1,9 +1,11 @@
 //! What a test does to the machine under a server.
 
 use std::{
+    env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
+use tempfile::NamedTempFile;
 
 /// A file system in memory of so many KiB, on a folder. Dropped, it is taken away.
 pub struct Disk {
@@ -47,20 +49,65 @@ impl Drop for Disk {
     }
 }
 
-/// A program that lets the n-th of these system calls fail, or kill. It steps aside: the process that is started is the
-/// server's own.
-pub fn injecting(calls: &str, what: &str, when: &str) -> Vec<String> {
-    // Without --seccomp-bpf, which would be quicker: with it, strace 6.1 lets calls fail and never sends the signal.
-    let words = ["strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e"];
-    let mut words: Vec<String> = words.map(str::to_owned).to_vec();
-    words.push(format!("trace={calls}"));
-    words.push("-e".to_owned());
-    words.push(format!("inject={calls}:{what}:when={when}"));
-    words
+/// Lets the n-th of some system calls fail, or kill, in each thread on its own, and keeps a list of what failed.
+pub struct Injection {
+    words: Vec<String>,
+    list: NamedTempFile,
+    tracer: Option<Child>,
 }
 
-pub fn faults_can_be_injected() -> bool {
-    run("strace", &["-f", "-qq", "-o", "/dev/null", "true"]).is_ok()
+impl Injection {
+    pub fn new(calls: &str, what: &str, when: &str) -> Self {
+        let list = NamedTempFile::new().expect("a file of ours");
+        // Without --seccomp-bpf, which would be quicker: with it, strace 6.1 lets calls fail and never sends the signal.
+        let words = ["-f", "-qq", "-e", "status=failed", "-e", "signal=none", "-o"].map(str::to_owned);
+        let mut words = words.to_vec();
+        words.push(list.path().display().to_string());
+        words.extend(["-e".to_owned(), format!("trace={calls}")]);
+        words.extend(["-e".to_owned(), format!("inject={calls}:{what}:when={when}")]);
+        Self { words, list, tracer: None }
+    }
+
+    /// The program that starts a server so. It steps aside: the process that is started is the server's own.
+    pub fn wrapper(&self) -> Vec<&str> {
+        ["strace", "-D"].into_iter().chain(self.words.iter().map(String::as_str)).collect()
+    }
+
+    /// From now on, in a process that runs.
+    pub fn attach(&mut self, pid: u32) {
+        let mut strace = Command::new("strace");
+        strace.args(&self.words).args(["-p", &pid.to_string()]).stdin(Stdio::null());
+        self.tracer = Some(strace.spawn().expect("it was there before"));
+    }
+
+    /// How many calls it let fail. A signal that it sent is not among them.
+    pub fn fired(&self) -> usize {
+        fs::read_to_string(self.list.path()).unwrap_or_default().matches("(INJECTED)").count()
+    }
+}
+
+impl Drop for Injection {
+    fn drop(&mut self) {
+        // It ends with the process that it watched; if the test did not get so far, now. A panic would hide the first one.
+        if let Some(tracer) = &mut self.tracer {
+            let _ = tracer.kill();
+            let _ = tracer.wait();
+        }
+    }
+}
+
+/// The error says why not.
+pub fn faults_can_be_injected() -> Result<(), String> {
+    let told = run("strace", &["-f", "-qq", "-o", "/dev/null", "true"]);
+    told.map(drop).map_err(|why| format!("strace is not there or may not trace: {why}"))
+}
+
+/// For what cannot be tried on this machine. Panics unless that is allowed: nobody reads the words of a test that passes, and
+/// what was never tried would be taken for sound.
+pub fn skip(why: &str) {
+    let may_skip = env::var("MAY_SKIP").is_ok_and(|value| value == "1");
+    assert!(may_skip, "{why}. With MAY_SKIP=1 in the environment what cannot be tried is skipped.");
+    println!("SKIPPED: {why}");
 }
 
 fn run(program: &str, words: &[&str]) -> Result<String, String> {
@@ -74,5 +121,5 @@ fn run(program: &str, words: &[&str]) -> Result<String, String> {
 
 /// A library that tells whoever is started with it another time than it is, where Debian's packages put it.
 pub fn interposed_clock() -> String {
-    format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH)
+    format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", env::consts::ARCH)
 }
