@@ -238,8 +238,11 @@ impl Dispatch {
     }
 
     /// Before anything that a look into the store has brought: what it shows may belong behind what was committed before.
+    /// What is committed meanwhile is not waited for: it may come as fast as it can be heard, and then nothing else would
+    /// ever be done.
     fn hear_all(&mut self, committed: &mut mpsc::UnboundedReceiver<Vec<Committed>>) {
-        while let Ok(news) = committed.try_recv() {
+        for _ in 0..committed.len() {
+            let Ok(news) = committed.try_recv() else { break };
             self.hear(news);
         }
     }
