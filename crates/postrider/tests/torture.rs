@@ -458,6 +458,8 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
         assert!(accepted * 10 >= best.accepted * 9, "goodput fell from {}/s to {accepted}/s", best.accepted);
         assert!(arrived * 10 >= best.arrived * 9, "deliveries fell from {}/s to {arrived}/s", best.arrived);
         assert!(recovered < Duration::from_secs(10), "it took {recovered:?} to recover");
+        let late = afterwards.arrived.saturating_sub(alone.arrived);
+        assert!(late < Duration::from_secs(1), "what is sent to others comes {late:?} late while the backlog is sent");
         let unanswered = flooded.unanswered.load(Relaxed);
         assert!(unanswered * 1_000 <= flooded.sent.load(Relaxed), "{unanswered} got no answer");
     }

@@ -309,7 +309,12 @@ impl Store for SqliteStore {
     }
 
     async fn settle(&self, _: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
-        self.writer.run_first(move |batch| settle::settle(batch, &settlements)).await
+        self.writer
+            .run_first(move |batch| {
+                batch.settled += settlements.len();
+                settle::settle(batch, &settlements)
+            })
+            .await
     }
 
     async fn lanes(&self, _: Shards) -> Result<Vec<LaneFound>, StoreError> {

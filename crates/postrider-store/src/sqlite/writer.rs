@@ -36,6 +36,10 @@ const BATCH_JOBS_MAX: usize = 4_096;
 /// write a row for each, which takes 5 us or so.
 const BATCH_OWED_MAX: usize = 2_048;
 
+/// Or so many for each outcome that the batch writes, if that is more: a batch that is long because much goes out must not
+/// keep out what comes in. An outcome is about as much work as two such rows.
+const OWED_PER_SETTLED: usize = 2;
+
 /// How long jobs that go in order are run in one batch, unless those that go first took longer.
 const BATCH_TIME_MAX: Duration = Duration::from_millis(20);
 
@@ -70,6 +74,8 @@ pub struct Batch<'c> {
     handed: Vec<(i64, HandOff)>,
     /// How many deliveries that makes.
     owed: usize,
+    /// How many outcomes are written.
+    pub settled: usize,
     /// Hand-offs that got a row.
     landed: Vec<(i64, EndpointKey)>,
     outstanding: &'c Mutex<Outstanding>,
@@ -543,6 +549,7 @@ impl State {
             committed: Vec::new(),
             handed: Vec::new(),
             owed: 0,
+            settled: 0,
             landed: Vec::new(),
             outstanding: &self.shared.outstanding,
             ended: &self.ended,
@@ -557,7 +564,8 @@ impl State {
             job.run(&mut batch)?;
         }
         let end = begun.elapsed() + begun.elapsed().max(BATCH_TIME_MAX);
-        while run.len() < BATCH_JOBS_MAX && batch.owed < BATCH_OWED_MAX && begun.elapsed() < end {
+        let owed_max = BATCH_OWED_MAX.max(OWED_PER_SETTLED * batch.settled);
+        while run.len() < BATCH_JOBS_MAX && batch.owed < owed_max && begun.elapsed() < end {
             let Some(job) = waiting.in_order.pop_front() else { break };
             run.push(job);
             run.last_mut().expect("it was just put there").run(&mut batch)?;
@@ -712,6 +720,31 @@ mod tests {
         })
         .await;
         assert_eq!([first, second, third], [0, BATCH_OWED_MAX / 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn the_more_goes_out_with_a_batch_the_more_may_come_in() {
+        let (_folder, store) = open();
+        let writer = &store.writer;
+        let accept = |message: i64| {
+            move |batch: &mut Batch<'_>| {
+                let before = batch.owed;
+                batch.hand_over(message, &[EndpointKey::new(1); BATCH_OWED_MAX], None);
+                Ok(before)
+            }
+        };
+        let owed = queue_while_busy(writer, async {
+            let settle = writer.run_first(|batch| {
+                batch.settled += BATCH_OWED_MAX;
+                Ok(())
+            });
+            let (settled, one, two, three) =
+                tokio::join!(settle, writer.run(accept(1)), writer.run(accept(2)), writer.run(accept(3)));
+            settled.expect("it is written");
+            [one, two, three].map(|owed| owed.expect("it is written"))
+        })
+        .await;
+        assert_eq!(owed, [0, BATCH_OWED_MAX, 0]);
     }
 
     #[tokio::test]

@@ -49,6 +49,10 @@ const STORE_PAUSE: Duration = Duration::from_millis(500);
 /// Reports taken before it is asked again what to do.
 const EVENTS_PER_TURN: usize = 1_024;
 
+/// Outcomes that go into one commit. Everything else that is written waits for it, new messages as well: a commit of all
+/// that hundreds of busy lanes can have would take half a second.
+const SETTLED_AT_ONCE: usize = 1_024;
+
 /// What a delivery keeps in memory besides its payload.
 const PARCEL_BYTES: usize = 512;
 
@@ -324,7 +328,8 @@ impl Dispatch {
             return;
         }
         self.committing = true;
-        let batch = Arc::new(std::mem::take(&mut self.unsettled));
+        let rest = self.unsettled.split_off(self.unsettled.len().min(SETTLED_AT_ONCE));
+        let batch = Arc::new(std::mem::replace(&mut self.unsettled, rest));
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
         let (tenure, reign) = (self.tenure, self.reign);
         tokio::spawn(async move {
