@@ -61,7 +61,7 @@ mod tests {
         for _ in 0..10_000 {
             assert!(pace.refuse(now).at <= now + WAIT_MAX);
         }
-        let later = now + Duration::from_millis(1);
+        let later = now + INTERVAL / 2;
         assert_eq!(pace.refuse(later).at, later + WAIT_MAX, "the crowd is still there");
     }
 
