@@ -7,7 +7,7 @@ use super::{
     pieces::{Piece, first_key_at, time_of_key},
     repeats::{self, Seen},
     settle::{Cycle, start_waiting},
-    writer::Batch,
+    writer::{Batch, Room},
 };
 use crate::{
     AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, rows::extra::Extra,
@@ -17,7 +17,11 @@ use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
 use rusqlite::Connection;
 use std::sync::Arc;
 
-pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Result<Accepted, AcceptError>> {
+pub fn accept(
+    batch: &mut Batch<'_>,
+    message: NewMessage,
+    room: Room,
+) -> rusqlite::Result<Result<Accepted, AcceptError>> {
     if let Some(idempotency) = &message.idempotency
         && let Some(earlier) = accepted_before(batch, idempotency, message.at)?
     {
@@ -43,7 +47,7 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
         batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
     }
     if let Some(due) = content.deliver_at.filter(|due| *due > at) {
-        batch.hand_over(key, &[]);
+        batch.hand_over(key, &[], None);
         for endpoint in owed {
             let id = DeliveryId { endpoint, message: MessageKey::new(key), trigger: Trigger::Scheduled };
             // How long it may wait untried counts from when it was wanted, not from when it was handed in.
@@ -52,7 +56,7 @@ pub fn accept(batch: &mut Batch<'_>, message: NewMessage) -> rusqlite::Result<Re
         }
         return Ok(Ok(Accepted::Now(MessageKey::new(key))));
     }
-    batch.hand_over(key, &owed);
+    batch.hand_over(key, &owed, Some(room));
     if !owed.is_empty() {
         let letter = Arc::new(Letter {
             message: MessageKey::new(key),

@@ -149,7 +149,7 @@ impl SqliteStore {
             tracing::info!(deliveries = recovered, "found deliveries that were on their way when the last run ended");
         }
 
-        let shared = Arc::new(Shared { pieces: Mutex::new(Arc::new(pieces)), minter, outstanding: Mutex::default() });
+        let shared = Arc::new(Shared::new(Arc::new(pieces), minter));
         let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connections = |count| {
             (0..count).map(|_| connect(&file, read_only, READER_CACHE_KIB)).collect::<rusqlite::Result<Vec<_>>>()
@@ -246,7 +246,8 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
 impl Store for SqliteStore {
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
         let _place = self.queued.enter(message.content.payload.len())?;
-        self.writer.run(move |batch| accept::accept(batch, message)).await?
+        let room = self.shared.room_for(message.owed.len()).await?;
+        self.writer.run(move |batch| accept::accept(batch, message, room)).await?
     }
 
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
@@ -294,7 +295,7 @@ impl Store for SqliteStore {
         deliveries: Vec<(DeliveryId, Option<OrderKey>)>,
         due: Timestamp,
     ) -> Result<(), StoreError> {
-        self.writer.run(move |batch| settle::spill(batch, &deliveries, due)).await
+        self.writer.run_first(move |batch| settle::spill(batch, &deliveries, due)).await
     }
 
     async fn load(
@@ -308,7 +309,12 @@ impl Store for SqliteStore {
     }
 
     async fn settle(&self, _: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
-        self.writer.run(move |batch| settle::settle(batch, &settlements)).await
+        self.writer
+            .run_first(move |batch| {
+                batch.settled += settlements.len();
+                settle::settle(batch, &settlements)
+            })
+            .await
     }
 
     async fn lanes(&self, _: Shards) -> Result<Vec<LaneFound>, StoreError> {
@@ -674,6 +680,7 @@ impl Store for SqliteStore {
     async fn close(&self) {
         self.readers.close();
         self.searchers.close();
+        self.shared.close();
         self.writer.close();
     }
 }

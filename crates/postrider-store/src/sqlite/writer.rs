@@ -3,6 +3,10 @@
 //! Whoever wants something written queues a job and waits. The writer takes everything that is queued, runs it
 //! in one transaction, syncs once and answers all. Alone, a job is committed at once; under load the batches
 //! grow by themselves, and the cost of a sync is shared by hundreds.
+//!
+//! They do not grow without bound. A lane goes on only when its outcomes are written, so that deliveries are as slow as
+//! commits are long: what the dispatcher has to write goes first, and of what is new only so much goes along as can be
+//! handed on meanwhile. Else whoever sends us messages fast enough would stop all that go out.
 
 use super::{
     OpenError, SqliteOptions,
@@ -14,7 +18,7 @@ use crate::{Committed, StoreError, rows::minter::Minter, step};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
-    collections::{BTreeMap, HashMap, btree_map},
+    collections::{BTreeMap, HashMap, VecDeque, btree_map},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -23,10 +27,21 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc as async_mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as async_mpsc, oneshot};
 
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
 const BATCH_JOBS_MAX: usize = 4_096;
+
+/// Deliveries that the messages of one batch may bring with them. If their lanes are full, the next batch but one has to
+/// write a row for each, which takes 5 us or so.
+const BATCH_OWED_MAX: usize = 2_048;
+
+/// Or so many for each outcome that the batch writes, if that is more: a batch that is long because much goes out must not
+/// keep out what comes in. An outcome is about as much work as two such rows.
+const OWED_PER_SETTLED: usize = 2;
+
+/// How long jobs that go in order are run in one batch, unless those that go first took longer.
+const BATCH_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// How far apart commits are, at least, after one with so many jobs. Every commit writes the last page of each tree
 /// again, so that fewer and greater ones save processor time; a job that comes alone waits for nobody.
@@ -56,8 +71,11 @@ pub struct Batch<'c> {
     pieces: Pieces,
     piece_messages: u64,
     committed: Vec<Committed>,
-    /// Messages, and the endpoints to which they are handed over.
-    handed: Vec<(i64, Vec<EndpointKey>)>,
+    handed: Vec<(i64, HandOff)>,
+    /// How many deliveries that makes.
+    owed: usize,
+    /// How many outcomes are written.
+    pub settled: usize,
     /// Hand-offs that got a row.
     landed: Vec<(i64, EndpointKey)>,
     outstanding: &'c Mutex<Outstanding>,
@@ -89,10 +107,11 @@ impl Batch<'_> {
     }
 
     /// The message's deliveries are handed to their lanes and have no rows of their own yet.
-    pub fn hand_over(&mut self, message: i64, owed: &[EndpointKey]) {
+    pub fn hand_over(&mut self, message: i64, owed: &[EndpointKey], room: Option<Room>) {
         self.piece_messages += 1;
         if !owed.is_empty() {
-            self.handed.push((message, owed.to_vec()));
+            self.owed += owed.len();
+            self.handed.push((message, HandOff { owed: owed.to_vec(), room }));
         }
     }
 
@@ -104,8 +123,8 @@ impl Batch<'_> {
     /// The messages whose delivery to this endpoint is handed over and has no row yet, oldest first.
     pub fn handed_to(&self, endpoint: EndpointKey) -> Vec<MessageKey> {
         let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = outstanding.iter().chain(self.handed.iter().map(|(message, owed)| (message, owed)));
-        let to_endpoint = all.filter(|(_, owed)| owed.contains(&endpoint)).map(|(message, _)| *message);
+        let all = outstanding.iter().chain(self.handed.iter().map(|(message, hand_off)| (message, hand_off)));
+        let to_endpoint = all.filter(|(_, hand_off)| hand_off.owed.contains(&endpoint)).map(|(message, _)| *message);
         let landed = |message: &i64| self.landed.contains(&(*message, endpoint));
         to_endpoint.filter(|message| !landed(message)).map(MessageKey::new).collect()
     }
@@ -114,8 +133,8 @@ impl Batch<'_> {
     pub fn is_handed(&self, message: MessageKey, endpoint: EndpointKey) -> bool {
         let message = message.raw();
         let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = self.handed.iter().find(|(handed, _)| *handed == message).map(|(_, owed)| owed);
-        outstanding.get(&message).or(here).is_some_and(|owed| owed.contains(&endpoint))
+        let here = self.handed.iter().find(|(handed, _)| *handed == message).map(|(_, hand_off)| hand_off);
+        outstanding.get(&message).or(here).is_some_and(|hand_off| hand_off.owed.contains(&endpoint))
             && !self.landed.contains(&(message, endpoint))
     }
 
@@ -210,14 +229,58 @@ where
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// What frees memory and slots.
+    First,
+    InOrder,
+}
+
+/// What waits to be written.
+#[derive(Default)]
+struct Waiting {
+    first: Vec<Box<dyn Job>>,
+    in_order: VecDeque<Box<dyn Job>>,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.in_order.is_empty()
+    }
+}
+
+impl Extend<(Turn, Box<dyn Job>)> for Waiting {
+    fn extend<I: IntoIterator<Item = (Turn, Box<dyn Job>)>>(&mut self, jobs: I) {
+        for (turn, job) in jobs {
+            match turn {
+                Turn::First => self.first.push(job),
+                Turn::InOrder => self.in_order.push_back(job),
+            }
+        }
+    }
+}
+
 /// The writer as seen by those who queue.
 pub struct Writer {
-    jobs: Mutex<Option<Sender<Box<dyn Job>>>>,
+    jobs: Mutex<Option<Sender<(Turn, Box<dyn Job>)>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Messages some of whose deliveries have no rows yet, with the endpoints that these are for.
-pub type Outstanding = BTreeMap<i64, Vec<EndpointKey>>;
+/// Messages some of whose deliveries have no rows yet.
+pub type Outstanding = BTreeMap<i64, HandOff>;
+
+/// The deliveries of a message that have no rows yet.
+pub struct HandOff {
+    owed: Vec<EndpointKey>,
+    room: Option<Room>,
+}
+
+/// Room in memory for deliveries until each has a row. Dropped, it is free for others.
+pub type Room = OwnedSemaphorePermit;
+
+/// Deliveries without rows, all in all: twice what lanes may hold of them. So it counts only if the dispatcher cannot take
+/// them up as fast as they come. Whoever brings more waits, and at last the gate is full.
+const OUTSTANDING_MAX: usize = 1 << 18;
 
 /// Hand-offs that were ended before their outcome was known, and the latest key at that time. If a try was on the wire
 /// its outcome still comes; keeping this in memory saves every other settlement a look at the dead letters.
@@ -231,9 +294,26 @@ pub struct Shared {
     pub pieces: Mutex<Pieces>,
     pub minter: Minter,
     pub outstanding: Mutex<Outstanding>,
+    room: Arc<Semaphore>,
 }
 
 impl Shared {
+    pub fn new(pieces: Pieces, minter: Minter) -> Self {
+        let room = Arc::new(Semaphore::new(OUTSTANDING_MAX));
+        Self { pieces: Mutex::new(pieces), minter, outstanding: Mutex::default(), room }
+    }
+
+    /// Waits for room for so many deliveries. In the order of asking, so that a message that is owed to many gets its turn.
+    pub async fn room_for(&self, deliveries: usize) -> Result<Room, StoreError> {
+        let count = u32::try_from(deliveries.min(OUTSTANDING_MAX)).expect("far less");
+        Arc::clone(&self.room).acquire_many_owned(count).await.map_err(|_| StoreError::Closed)
+    }
+
+    /// Nobody waits for room any more.
+    pub fn close(&self) {
+        self.room.close();
+    }
+
     pub fn pieces(&self) -> Pieces {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -241,7 +321,8 @@ impl Shared {
     /// The messages whose delivery to this endpoint has no row yet.
     pub fn outstanding_of(&self, endpoint: EndpointKey) -> Vec<i64> {
         let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.iter().filter(|(_, owed)| owed.contains(&endpoint)).map(|(message, _)| *message).collect()
+        let to_endpoint = outstanding.iter().filter(|(_, hand_off)| hand_off.owed.contains(&endpoint));
+        to_endpoint.map(|(message, _)| *message).collect()
     }
 
     fn oldest_outstanding(&self) -> Option<i64> {
@@ -249,16 +330,26 @@ impl Shared {
         outstanding.first_key_value().map(|(oldest, _)| *oldest)
     }
 
-    fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
+    fn note_outstanding(&self, handed: Vec<(i64, HandOff)>, landed: Vec<(i64, EndpointKey)>) {
         let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
         outstanding.extend(handed);
         for (message, endpoint) in landed {
             if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
-                entry.get_mut().retain(|owed| *owed != endpoint);
-                if entry.get().is_empty() {
+                entry.get_mut().land(endpoint);
+                if entry.get().owed.is_empty() {
                     entry.remove();
                 }
             }
+        }
+    }
+}
+
+impl HandOff {
+    fn land(&mut self, endpoint: EndpointKey) {
+        let before = self.owed.len();
+        self.owed.retain(|owed| *owed != endpoint);
+        if let Some(room) = &mut self.room {
+            drop(room.split(before - self.owed.len()));
         }
     }
 }
@@ -300,11 +391,28 @@ impl Writer {
         T: Send + 'static,
         F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
+        self.run_in_turn(Turn::InOrder, job).await
+    }
+
+    /// The same, before all that waits in order: for the dispatcher, which never has more than two of them waiting.
+    pub async fn run_first<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.run_in_turn(Turn::First, job).await
+    }
+
+    async fn run_in_turn<T, F>(&self, turn: Turn, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (reply, answer) = oneshot::channel();
         let call = Box::new(Call { run: Some(job), outcome: None, reply });
         {
             let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-            jobs.as_ref().ok_or(StoreError::Closed)?.send(call).map_err(|_| StoreError::Closed)?;
+            jobs.as_ref().ok_or(StoreError::Closed)?.send((turn, call)).map_err(|_| StoreError::Closed)?;
         }
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
@@ -352,17 +460,20 @@ struct State {
 }
 
 impl State {
-    fn write_until_closed(mut self, queue: &Receiver<Box<dyn Job>>) {
-        let mut jobs = Vec::new();
-        while let Ok(first) = queue.recv() {
+    fn write_until_closed(mut self, queue: &Receiver<(Turn, Box<dyn Job>)>) {
+        let (mut waiting, mut run) = (Waiting::default(), Vec::new());
+        loop {
+            if waiting.is_empty() {
+                let Ok(next) = queue.recv() else { break };
+                waiting.extend([next]);
+            }
             let begun = Instant::now();
-            jobs.push(first);
-            jobs.extend(queue.try_iter().take(BATCH_JOBS_MAX - 1));
-            let gap = gap_after(jobs.len());
+            waiting.extend(queue.try_iter());
             let changes = self.connection.total_changes();
-            let result = self.commit(&mut jobs);
+            let result = self.commit(&mut waiting, &mut run);
             let is_lost = self.is_disk_lost(&result, self.connection.total_changes() > changes);
-            for job in jobs.drain(..) {
+            let gap = gap_after(run.len());
+            for job in run.drain(..) {
                 job.finish(result.clone());
             }
             if is_lost {
@@ -394,12 +505,16 @@ impl State {
         }
     }
 
-    fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), StoreError> {
+    /// Moves what it has written from `waiting` to `run`, or everything if it could not write.
+    fn commit(&mut self, waiting: &mut Waiting, run: &mut Vec<Box<dyn Job>>) -> Result<(), StoreError> {
         // A job that panics takes its batch with it, and nothing else.
-        let attempted = catch_unwind(AssertUnwindSafe(|| self.attempt(jobs)));
+        let attempted = catch_unwind(AssertUnwindSafe(|| self.attempt(waiting, run)));
         let attempted = attempted.unwrap_or_else(|_| Err(rusqlite::Error::InvalidQuery));
         let (pieces, piece_messages, changes) = attempted.map_err(|error| {
-            tracing::error!(%error, jobs = jobs.len(), "a batch could not be written and was rolled back");
+            // They would fare no better, and whoever waits for nothing should hear of it soon.
+            run.append(&mut waiting.first);
+            run.extend(waiting.in_order.drain(..));
+            tracing::error!(%error, jobs = run.len(), "a batch could not be written and was rolled back");
             translate(&error)
         })?;
         self.piece_messages = piece_messages;
@@ -416,7 +531,13 @@ impl State {
         Ok(())
     }
 
-    fn attempt(&mut self, jobs: &mut [Box<dyn Job>]) -> rusqlite::Result<(Pieces, u64, Changes)> {
+    fn attempt(
+        &mut self,
+        waiting: &mut Waiting,
+        run: &mut Vec<Box<dyn Job>>,
+    ) -> rusqlite::Result<(Pieces, u64, Changes)> {
+        let begun = Instant::now();
+        run.append(&mut waiting.first);
         let watermark = self.watermark_to_note();
         let mut batch = Batch {
             transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
@@ -427,6 +548,8 @@ impl State {
             piece_messages: self.piece_messages,
             committed: Vec::new(),
             handed: Vec::new(),
+            owed: 0,
+            settled: 0,
             landed: Vec::new(),
             outstanding: &self.shared.outstanding,
             ended: &self.ended,
@@ -437,8 +560,15 @@ impl State {
         };
         batch.begin_piece_if_due()?;
         step!("store.begun");
-        for job in jobs {
+        for job in run.iter_mut() {
             job.run(&mut batch)?;
+        }
+        let end = begun.elapsed() + begun.elapsed().max(BATCH_TIME_MAX);
+        let owed_max = BATCH_OWED_MAX.max(OWED_PER_SETTLED * batch.settled);
+        while run.len() < BATCH_JOBS_MAX && batch.owed < owed_max && begun.elapsed() < end {
+            let Some(job) = waiting.in_order.pop_front() else { break };
+            run.push(job);
+            run.last_mut().expect("it was just put there").run(&mut batch)?;
         }
         if let Some(watermark) = watermark {
             note(&batch.transaction, WATERMARK, watermark)?;
@@ -490,7 +620,7 @@ impl State {
 
 struct Changes {
     committed: Vec<Committed>,
-    handed: Vec<(i64, Vec<EndpointKey>)>,
+    handed: Vec<(i64, HandOff)>,
     landed: Vec<(i64, EndpointKey)>,
     newly_ended: Vec<(i64, EndpointKey)>,
     filed: usize,
@@ -518,5 +648,151 @@ pub fn translate(error: &rusqlite::Error) -> StoreError {
         // Of the disk, not of what was asked: it may go better next time.
         Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => StoreError::Unreachable(error.to_string()),
         _ => StoreError::Database(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::SqliteStore, *};
+    use std::sync::mpsc::channel;
+
+    /// The jobs run while the writer is held up, so that all of them wait when it goes on.
+    async fn queue_while_busy<F: Future>(writer: &Writer, jobs: F) -> F::Output {
+        let (release, held) = channel::<()>();
+        let (begun, has_begun) = oneshot::channel();
+        let busy = writer.run(move |_| {
+            let _ = begun.send(());
+            let _ = held.recv();
+            Ok(())
+        });
+        let others = async {
+            has_begun.await.expect("the writer runs");
+            // Polled in order: all of them are queued when the last one is polled.
+            tokio::join!(jobs, async { drop(release) }).0
+        };
+        let (busy, others) = tokio::join!(busy, others);
+        busy.expect("it is written");
+        others
+    }
+
+    fn open() -> (tempfile::TempDir, SqliteStore) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = SqliteStore::open(folder.path(), Timestamp::from_millis(1_700_000_000_000)).expect("a store");
+        (folder, store)
+    }
+
+    #[tokio::test]
+    async fn what_frees_slots_goes_before_what_is_new() {
+        let (_folder, store) = open();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let note = |what: &'static str| {
+            let order = Arc::clone(&order);
+            move |_: &mut Batch<'_>| {
+                order.lock().unwrap().push(what);
+                Ok(())
+            }
+        };
+        let writer = &store.writer;
+        queue_while_busy(writer, async {
+            let (one, two) = (writer.run(note("new")), writer.run(note("newer")));
+            let (one, two, settled) = tokio::join!(one, two, writer.run_first(note("settled")));
+            assert!(one.is_ok() && two.is_ok() && settled.is_ok());
+        })
+        .await;
+        assert_eq!(*order.lock().unwrap(), ["settled", "new", "newer"]);
+    }
+
+    #[tokio::test]
+    async fn a_batch_takes_no_more_deliveries_along_than_can_be_handed_on() {
+        let (_folder, store) = open();
+        let accept = |message: i64| {
+            move |batch: &mut Batch<'_>| {
+                let before = batch.owed;
+                batch.hand_over(message, &[EndpointKey::new(1); BATCH_OWED_MAX / 2], None);
+                Ok(before)
+            }
+        };
+        let writer = &store.writer;
+        let [first, second, third] = queue_while_busy(writer, async {
+            let (first, second) = (writer.run(accept(1)), writer.run(accept(2)));
+            let (first, second, third) = tokio::join!(first, second, writer.run(accept(3)));
+            [first, second, third].map(|owed| owed.expect("it is written"))
+        })
+        .await;
+        assert_eq!([first, second, third], [0, BATCH_OWED_MAX / 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn the_more_goes_out_with_a_batch_the_more_may_come_in() {
+        let (_folder, store) = open();
+        let writer = &store.writer;
+        let accept = |message: i64| {
+            move |batch: &mut Batch<'_>| {
+                let before = batch.owed;
+                batch.hand_over(message, &[EndpointKey::new(1); BATCH_OWED_MAX], None);
+                Ok(before)
+            }
+        };
+        let owed = queue_while_busy(writer, async {
+            let settle = writer.run_first(|batch| {
+                batch.settled += BATCH_OWED_MAX;
+                Ok(())
+            });
+            let (settled, one, two, three) =
+                tokio::join!(settle, writer.run(accept(1)), writer.run(accept(2)), writer.run(accept(3)));
+            settled.expect("it is written");
+            [one, two, three].map(|owed| owed.expect("it is written"))
+        })
+        .await;
+        assert_eq!(owed, [0, BATCH_OWED_MAX, 0]);
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_fails_fails_for_all_who_wait_and_the_next_one_is_well() {
+        let (_folder, store) = open();
+        let writer = &store.writer;
+        queue_while_busy(writer, async {
+            let broken = writer.run(|_| -> rusqlite::Result<()> { Err(rusqlite::Error::InvalidQuery) });
+            let (broken, other) = tokio::join!(broken, writer.run(|_| Ok(())));
+            assert!(broken.is_err() && other.is_err());
+        })
+        .await;
+        assert!(writer.run(|_| Ok(())).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn room_is_free_again_as_deliveries_get_their_rows() {
+        let (_folder, store) = open();
+        let shared = &store.shared;
+        let room = shared.room_for(3).await.unwrap();
+        let owed: Vec<EndpointKey> = (1..=3).map(EndpointKey::new).collect();
+        shared.note_outstanding(vec![(7, HandOff { owed: owed.clone(), room: Some(room) })], Vec::new());
+        for (left, endpoint) in [2, 1, 0].into_iter().zip(owed) {
+            // Told twice, it is still one.
+            shared.note_outstanding(Vec::new(), vec![(7, endpoint), (7, endpoint)]);
+            assert_eq!(OUTSTANDING_MAX - shared.room.available_permits(), left);
+        }
+        assert!(shared.outstanding.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_owed_to_more_than_there_is_room_for_waits_until_there_is_nothing_else() {
+        let (_folder, store) = open();
+        let shared = &store.shared;
+        let all = shared.room_for(OUTSTANDING_MAX + 1).await.unwrap();
+        let mut next = std::pin::pin!(shared.room_for(1));
+        assert!(poll_once(next.as_mut()).await.is_none());
+        drop(all);
+        assert!(next.await.is_ok());
+    }
+
+    async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+        std::future::poll_fn(|context| {
+            std::task::Poll::Ready(match future.as_mut().poll(context) {
+                std::task::Poll::Ready(output) => Some(output),
+                std::task::Poll::Pending => None,
+            })
+        })
+        .await
     }
 }

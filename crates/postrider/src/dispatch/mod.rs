@@ -49,6 +49,10 @@ const STORE_PAUSE: Duration = Duration::from_millis(500);
 /// Reports taken before it is asked again what to do.
 const EVENTS_PER_TURN: usize = 1_024;
 
+/// Outcomes that go into one commit. Everything else that is written waits for it, new messages as well: a commit of all
+/// that hundreds of busy lanes can have would take half a second.
+const SETTLED_AT_ONCE: usize = 1_024;
+
 /// What a delivery keeps in memory besides its payload.
 const PARCEL_BYTES: usize = 512;
 
@@ -240,8 +244,11 @@ impl Dispatch {
     }
 
     /// Before anything that a look into the store has brought: what it shows may belong behind what was committed before.
+    /// What is committed meanwhile is not waited for: it may come as fast as it can be heard, and then nothing else would
+    /// ever be done.
     fn hear_all(&mut self, committed: &mut mpsc::UnboundedReceiver<Vec<Committed>>) {
-        while let Ok(news) = committed.try_recv() {
+        for _ in 0..committed.len() {
+            let Ok(news) = committed.try_recv() else { break };
             self.hear(news);
         }
     }
@@ -320,7 +327,8 @@ impl Dispatch {
             return;
         }
         self.committing = true;
-        let batch = Arc::new(std::mem::take(&mut self.unsettled));
+        let rest = self.unsettled.split_off(self.unsettled.len().min(SETTLED_AT_ONCE));
+        let batch = Arc::new(std::mem::replace(&mut self.unsettled, rest));
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
         let (tenure, reign) = (self.tenure, self.reign);
         tokio::spawn(async move {

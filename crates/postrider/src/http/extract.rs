@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use postrider_engine::Timestamp;
 use serde::{Deserialize, Deserializer};
 use std::{convert::Infallible, str::FromStr, sync::Arc, time::Duration};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// A body that says it is JSON, read whole and not looked into yet.
 pub struct JsonBytes(pub Bytes);
@@ -83,6 +83,22 @@ where
         }
     }
     Ok(if whole.is_empty() { first } else { whole.freeze() })
+}
+
+/// Takes a body off the wire without keeping any of it. False if it does not come.
+pub async fn discard<B>(mut body: B) -> bool
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
+    let taken_off = async {
+        while let Some(frame) = body.frame().await {
+            if frame.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    timeout(DISCARD_TIME_MAX, taken_off).await.unwrap_or(false)
 }
 
 /// How long after its start a body with this much received may go on: 1 KiB a second, and some to begin with.
@@ -289,6 +305,7 @@ fn shortened(text: &str) -> String {
 
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 const BODY_GRACE: Duration = Duration::from_secs(5);
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

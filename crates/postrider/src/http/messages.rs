@@ -7,7 +7,7 @@ use super::{
     Api, applications,
     auth::{Environment, InApp},
     error::{Error, HttpErrorOut},
-    extract::{JsonBytes, Query, parse, path_params},
+    extract::{JsonBytes, Query, discard, parse, path_params},
     filter::{made_at, message_filter},
     idempotency::{IdempotencyKey, json},
     message_in::{Draft, MessageIn},
@@ -18,14 +18,20 @@ use super::{
 use crate::{
     directory::AppEntry,
     ids::IdCodec,
-    ingest::{NewEvent, content::DELIVER_AHEAD_MAX, gate::Pass},
+    ingest::{
+        NewEvent,
+        content::DELIVER_AHEAD_MAX,
+        gate::{Full, Pass},
+    },
     tokens::Principal,
 };
 use axum::{
-    extract::{FromRequestParts, State},
-    response::Response,
+    extract::{FromRequest, FromRequestParts, Request, State},
+    response::{IntoResponse, Response},
 };
-use http::{StatusCode, header, request::Parts};
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header, request::Parts};
+use hyper::body::Body;
 use postrider_engine::{MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, step};
 use serde::{Deserialize, Serialize};
@@ -97,14 +103,8 @@ impl<'a> MessageOut<'a> {
     ),
     request_body = MessageIn,
     responses((status = 202, body = MessageOut, description = "Stored, and on its way")))]
-async fn create(
-    State(api): State<Arc<Api>>,
-    _pass: Admitted,
-    target: Target,
-    key: IdempotencyKey,
-    mut query: Query,
-    JsonBytes(body): JsonBytes,
-) -> Result<Response, Error> {
+async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Response, Error> {
+    let HandedIn { pass: _pass, target, key, mut query, body } = handed_in;
     let detail = Detail::take(&mut query)?;
     query.finish()?;
     let draft = Draft::parse(&body)?;
@@ -175,26 +175,54 @@ pub async fn accept<'a>(
     }
 }
 
-/// There is room for one more. First of all, so that it costs little to say that there is none.
-struct Admitted(#[allow(dead_code, reason = "it is there to be dropped")] Pass);
+/// A message for which there was room. That is asked first of all, so that it costs little to say that there is none.
+struct HandedIn {
+    pass: Pass,
+    target: Target,
+    key: IdempotencyKey,
+    query: Query,
+    body: Bytes,
+}
 
-impl FromRequestParts<Arc<Api>> for Admitted {
-    type Rejection = Error;
+impl FromRequest<Arc<Api>> for HandedIn {
+    type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let told = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Response> {
+        let told = request.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = told.unwrap_or(api.settings.body_max).min(api.settings.body_max);
-        if let Some(pass) = api.ingest.gate().enter(bytes) {
-            return Ok(Self(pass));
+        match api.ingest.gate().enter(bytes).await {
+            Ok(pass) => Self::read(request, pass, api).await.map_err(Error::into_response),
+            Err(full) => Err(turn_away(request, full).await),
         }
-        // To say no at once would invite the next request at once, and saying no would be all that gets done.
-        tokio::time::sleep(BEFORE_REFUSING).await;
-        Err(Error::Unavailable { retry_after: Duration::from_secs(1) })
     }
 }
 
-/// Less than it takes to write down what is on its way in.
-const BEFORE_REFUSING: Duration = Duration::from_millis(100);
+impl HandedIn {
+    async fn read(request: Request, pass: Pass, api: &Arc<Api>) -> Result<Self, Error> {
+        let (mut parts, body) = request.into_parts();
+        let target = Target::from_request_parts(&mut parts, api).await?;
+        let key = IdempotencyKey::from_request_parts(&mut parts, api).await?;
+        let Ok(query) = Query::from_request_parts(&mut parts, api).await;
+        let JsonBytes(body) = JsonBytes::from_request(Request::from_parts(parts, body), api).await?;
+        Ok(Self { pass, target, key, query, body })
+    }
+}
+
+/// A connection can be used again only when what was sent on it has been taken off. For a small body that is cheaper than
+/// another connection.
+async fn turn_away(request: Request, full: Full) -> Response {
+    let is_small = request.body().size_hint().exact().is_some_and(|bytes| bytes <= DISCARDED_MAX);
+    // Whoever asks first would send it only because we read.
+    let asks_first = request.headers().contains_key(header::EXPECT);
+    let is_taken_off = is_small && !asks_first && discard(request.into_body()).await;
+    let mut response = Error::Unavailable { retry_after: full.retry_after }.into_response();
+    if !is_taken_off {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+const DISCARDED_MAX: u64 = 64 * 1024;
 
 /// The application that a message is for. It may come into being along with the message.
 enum Target {

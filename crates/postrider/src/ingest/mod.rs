@@ -2,6 +2,7 @@
 
 pub mod content;
 pub mod gate;
+pub mod pace;
 
 use crate::{
     clock::Clock,

@@ -3,6 +3,7 @@
 //! Both do as little as they can: what they use of the machine is taken from the server.
 
 use std::{
+    fmt,
     net::SocketAddr,
     sync::{
         Arc,
@@ -21,6 +22,7 @@ use tokio::{
 /// What became of what was offered.
 #[derive(Debug, Default)]
 pub struct Tally {
+    pub sent: AtomicUsize,
     pub accepted: AtomicUsize,
     /// "Not now", with a word on when.
     pub refused: AtomicUsize,
@@ -28,8 +30,22 @@ pub struct Tally {
     pub strange: AtomicUsize,
     /// The connection broke before there was an answer.
     pub unanswered: AtomicUsize,
-    /// It was due, and every connection was waiting for an answer.
-    pub unsent: AtomicUsize,
+}
+
+/// Per second.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rates {
+    pub sent: usize,
+    pub accepted: usize,
+    pub refused: usize,
+    pub arrived: usize,
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sent, accepted, refused, arrived } = self;
+        write!(f, "per second sent={sent} accepted={accepted} refused={refused} delivered={arrived}")
+    }
 }
 
 pub struct Crowd {
@@ -40,35 +56,40 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// So many producers with a connection each. They offer nothing before `offer`.
+    /// So many producers with a connection each, once all are connected. They offer nothing before `offer`.
     pub fn gather(runtime: &Runtime, address: SocketAddr, request: &str, count: usize) -> Self {
         let (tally, due) = (Arc::<Tally>::default(), Arc::new(Semaphore::new(0)));
         let is_over = Arc::<AtomicBool>::default();
         let request: Arc<str> = request.into();
         let members = (0..count)
             .map(|_| {
+                // One after the other: the system takes on so many at once and no more.
+                let connection = runtime.block_on(TcpStream::connect(address)).ok();
                 let (tally, due, is_over) = (Arc::clone(&tally), Arc::clone(&due), Arc::clone(&is_over));
-                runtime.spawn(produce(address, Arc::clone(&request), tally, due, is_over))
+                runtime.spawn(produce(address, connection, Arc::clone(&request), tally, due, is_over))
             })
             .collect();
         Self { tally, due, is_over, members }
     }
 
-    /// Lets them offer so many per second, and says how many were offered and accepted in that time.
-    pub fn offer(&self, per_second: usize, time: Duration) -> (usize, usize) {
-        let (began, before) = (Instant::now(), self.tally.accepted.load(Relaxed));
+    /// Lets them offer so many per second, and says what came of it in that time, and what arrived at the sink.
+    pub fn offer(&self, per_second: usize, time: Duration, sink: &Sink) -> Rates {
+        let count =
+            || [&self.tally.sent, &self.tally.accepted, &self.tally.refused, &sink.arrived].map(|n| n.load(Relaxed));
+        let (began, before) = (Instant::now(), count());
         let mut offered = 0;
         while began.elapsed() < time {
             let due = (per_second as f64 * began.elapsed().as_secs_f64()) as usize;
-            // What nobody is free to offer now is not made up for later.
+            // What nobody is free to send now is not made up for later, except for what is due at once.
             let free = self.members.len().saturating_sub(self.due.available_permits());
-            let now = due.saturating_sub(offered);
-            self.due.add_permits(now.min(free));
-            self.tally.unsent.fetch_add(now.saturating_sub(free), Relaxed);
+            self.due.add_permits(due.saturating_sub(offered).min(free));
             offered = due;
             std::thread::sleep(Duration::from_millis(2));
         }
-        (offered, self.tally.accepted.load(Relaxed) - before)
+        let (after, took) = (count(), began.elapsed());
+        let [sent, accepted, refused, arrived] =
+            std::array::from_fn(|which| ((after[which] - before[which]) as f64 / took.as_secs_f64()) as usize);
+        Rates { sent, accepted, refused, arrived }
     }
 
     /// Waits until every answer has come.
@@ -86,12 +107,12 @@ impl Crowd {
 
 async fn produce(
     address: SocketAddr,
+    mut connection: Option<TcpStream>,
     request: Arc<str>,
     tally: Arc<Tally>,
     due: Arc<Semaphore>,
     is_over: Arc<AtomicBool>,
 ) {
-    let mut connection: Option<TcpStream> = None;
     let mut buffer = vec![0; 2_048];
     while let Ok(turn) = due.acquire().await {
         turn.forget();
@@ -108,6 +129,7 @@ async fn produce(
                 }
             },
         };
+        tally.sent.fetch_add(1, Relaxed);
         let exchange = async {
             stream.write_all(request.as_bytes()).await.ok()?;
             let mut read = 0;
@@ -171,22 +193,27 @@ impl Answer {
 /// Takes every request at once.
 pub struct Sink {
     pub address: SocketAddr,
+    pub arrived: Arc<AtomicUsize>,
 }
 
 impl Sink {
     pub fn start(runtime: &Runtime) -> Self {
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
         let address = listener.local_addr().expect("it is bound");
-        runtime.spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(take(stream));
+        let arrived = Arc::<AtomicUsize>::default();
+        runtime.spawn({
+            let arrived = Arc::clone(&arrived);
+            async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    tokio::spawn(take(stream, Arc::clone(&arrived)));
+                }
             }
         });
-        Self { address }
+        Self { address, arrived }
     }
 }
 
-async fn take(mut stream: TcpStream) -> Option<()> {
+async fn take(mut stream: TcpStream, arrived: Arc<AtomicUsize>) -> Option<()> {
     let _ = stream.set_nodelay(true);
     let mut buffer = vec![0; 8_192];
     let mut read = 0;
@@ -200,6 +227,7 @@ async fn take(mut stream: TcpStream) -> Option<()> {
         let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: "))?;
         if body.len() >= length.parse().ok()? {
             read = 0;
+            arrived.fetch_add(1, Relaxed);
             stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.ok()?;
         }
     }
