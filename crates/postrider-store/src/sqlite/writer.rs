@@ -249,8 +249,10 @@ impl Waiting {
     }
 }
 
-impl Extend<(Turn, Box<dyn Job>)> for Waiting {
-    fn extend<I: IntoIterator<Item = (Turn, Box<dyn Job>)>>(&mut self, jobs: I) {
+type Queued = (Turn, Box<dyn Job>);
+
+impl Extend<Queued> for Waiting {
+    fn extend<I: IntoIterator<Item = Queued>>(&mut self, jobs: I) {
         for (turn, job) in jobs {
             match turn {
                 Turn::First => self.first.push(job),
@@ -262,7 +264,7 @@ impl Extend<(Turn, Box<dyn Job>)> for Waiting {
 
 /// The writer as seen by those who queue.
 pub struct Writer {
-    jobs: Mutex<Option<Sender<(Turn, Box<dyn Job>)>>>,
+    jobs: Mutex<Option<Sender<Queued>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -460,7 +462,7 @@ struct State {
 }
 
 impl State {
-    fn write_until_closed(mut self, queue: &Receiver<(Turn, Box<dyn Job>)>) {
+    fn write_until_closed(mut self, queue: &Receiver<Queued>) {
         let (mut waiting, mut run) = (Waiting::default(), Vec::new());
         loop {
             if waiting.is_empty() {

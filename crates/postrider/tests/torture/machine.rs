@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -108,6 +109,11 @@ pub fn skip(why: &str) {
     let may_skip = env::var("MAY_SKIP").is_ok_and(|value| value == "1");
     assert!(may_skip, "{why}. With MAY_SKIP=1 in the environment what cannot be tried is skipped.");
     println!("SKIPPED: {why}");
+    // Where the tests run unseen, what passes says nothing.
+    if let Some(list) = env::var_os("SKIPPED_TO") {
+        let list = fs::OpenOptions::new().create(true).append(true).open(list);
+        writeln!(list.expect("a list that can be written"), "{why}").expect("a list that can be written");
+    }
 }
 
 fn run(program: &str, words: &[&str]) -> Result<String, String> {
