@@ -8,8 +8,8 @@ pub struct Bucket {
     per_second: u32,
     /// Microseconds since 1970 at which the bucket is full again.
     full_at: i64,
-    /// Since when it has not been full, in the same.
-    used_since: i64,
+    /// When something was last taken, in the same.
+    taken_at: i64,
 }
 
 const SECOND: i64 = 1_000_000;
@@ -17,11 +17,7 @@ const SECOND: i64 = 1_000_000;
 impl Bucket {
     /// `None` where there is no limit.
     pub fn new(per_second: Option<u32>) -> Option<Self> {
-        per_second.filter(|rate| *rate > 0).map(|per_second| Self {
-            per_second,
-            full_at: i64::MIN,
-            used_since: i64::MIN,
-        })
+        per_second.filter(|rate| *rate > 0).map(|per_second| Self { per_second, full_at: i64::MIN, taken_at: i64::MIN })
     }
 
     /// Full no sooner than if it had been emptied then.
@@ -32,13 +28,12 @@ impl Bucket {
     /// The clock says less than it did: it is full no later than if it had been emptied now, and nobody waits for the clock
     /// to catch up.
     pub fn set_back(self, now: Timestamp) -> Self {
-        let now = now.as_millis().saturating_mul(1_000);
-        Self { full_at: self.full_at.min(now.saturating_add(SECOND)), used_since: self.used_since.min(now), ..self }
+        Self { full_at: self.full_at.min(now.as_millis().saturating_mul(1_000).saturating_add(SECOND)), ..self }
     }
 
     /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
     pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
-        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, used_since: self.used_since, ..bucket })
+        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, taken_at: self.taken_at, ..bucket })
     }
 
     /// Ready now, or the time from which it will be.
@@ -56,15 +51,14 @@ impl Bucket {
 
     pub fn take(&mut self, now: Timestamp) {
         let now = now.as_millis().saturating_mul(1_000);
-        if self.full_at <= now {
-            self.used_since = now;
-        }
+        self.taken_at = now;
         self.full_at = self.full_at.max(now).saturating_add(self.cost());
     }
 
-    /// What was taken then was not used. If the bucket has been full since, it has it back already.
+    /// What was taken then was not used. Only as long as nothing was taken later: then it is not known any more how full the
+    /// bucket would be without it.
     pub fn give_back(&mut self, taken_at: Timestamp) {
-        if taken_at.as_millis().saturating_mul(1_000) >= self.used_since {
+        if taken_at.as_millis().saturating_mul(1_000) == self.taken_at {
             self.full_at = self.full_at.saturating_sub(self.cost());
         }
     }
@@ -116,7 +110,7 @@ mod tests {
         bucket.take(rested);
         bucket.give_back(start);
         bucket.take(rested);
-        assert_eq!(bucket.ready(rested), Err(Timestamp::from_millis(12_500)), "it was full again meanwhile");
+        assert_eq!(bucket.ready(rested), Err(Timestamp::from_millis(12_500)), "something was taken since");
     }
 
     #[test]
