@@ -630,6 +630,24 @@ fn what_was_not_sent_after_all_uses_up_no_rate() {
     assert!(dispatcher.next(now).is_none(), "the second one was sent");
 }
 
+#[test]
+fn a_lane_that_is_taken_over_before_its_settings_are_known_has_no_rate_left_over() {
+    let known = LaneSettings { rate: Some(2), ..lane_settings(1) };
+    let unknown = LaneSettings { rate: None, parked: true, unknown: true, ..known };
+    let (mut dispatcher, now) = (Dispatcher::new(SMALL), Timestamp::from_millis(1_000));
+    dispatcher.expect(EndpointKey::new(2), lane_settings(1), now.plus(Duration::from_hours(1)), now);
+    dispatcher.gain(now);
+    dispatcher.hand_over(new_parcel(1, now), unknown, now);
+    while dispatcher.next(now).is_some() {}
+    dispatcher.set_lane(EndpointKey::new(1), known, now);
+    let sends = |dispatcher: &mut Dispatcher<()>, at| {
+        std::iter::from_fn(|| dispatcher.next(at)).filter(|command| matches!(command, Command::Send(_))).count()
+    };
+    dispatcher.spilled(&[scheduled(1, 1)], now);
+    dispatcher.hand_over(new_parcel(2, now), known, now);
+    assert_eq!(sends(&mut dispatcher, now), 0, "whoever had it may have used it up");
+}
+
 /// Whatever else comes is sent to the dead letters while the breaker is open.
 #[test]
 fn what_a_person_asks_for_is_tried_behind_an_open_breaker_and_keeps_to_the_limits() {

@@ -60,6 +60,8 @@ pub(super) struct Lane<C> {
     pub timer: Option<Timer>,
     pub spans: Spans,
     bucket: Option<Bucket>,
+    /// Whoever had the lane before may have used up its rate then.
+    gained_at: Option<Timestamp>,
     spent_at: Option<Timestamp>,
     /// Requests on the network.
     in_flight: usize,
@@ -113,9 +115,7 @@ pub(super) enum Wanted {
 }
 
 impl<C> Lane<C> {
-    /// Whoever had the lane before may have used up its rate at `gained_at`.
     pub fn new(settings: LaneSettings, gained_at: Option<Timestamp>) -> Self {
-        let bucket = Bucket::new(settings.rate);
         let mut spans = Spans::default();
         if settings.parked {
             // Nobody knows since when.
@@ -129,7 +129,8 @@ impl<C> Lane<C> {
             queued: false,
             timer: None,
             spans,
-            bucket: gained_at.map_or(bucket, |at| bucket.map(|bucket| bucket.emptied(at))),
+            bucket: bucket_of(settings.rate, gained_at),
+            gained_at,
             spent_at: None,
             in_flight: 0,
             burying: HashSet::default(),
@@ -152,7 +153,8 @@ impl<C> Lane<C> {
             (self.watch.is_paused(&self.settings), self.watch.is_tripped(&self.settings, now));
         self.bucket = match self.bucket {
             Some(bucket) => bucket.with_rate(settings.rate),
-            None => Bucket::new(settings.rate),
+            // Its settings may not have been known until now.
+            None => bucket_of(settings.rate, self.gained_at),
         };
         let was_paused = was_paused && !self.settings.unknown;
         self.settings = settings;
@@ -459,6 +461,7 @@ impl<C> Lane<C> {
 
     /// When something falls due was perhaps counted from a time that has not come yet: the store knows.
     pub fn set_back(&mut self, now: Timestamp) {
+        self.gained_at = self.gained_at.map(|at| at.min(now));
         self.bucket = self.bucket.map(|bucket| bucket.set_back(now));
         self.spent_at = self.spent_at.map(|at| at.min(now));
         if self.stored.next_due.is_some() {
@@ -476,4 +479,9 @@ impl<C> Lane<C> {
         let refilled = self.spent_at.filter(|_| self.bucket.is_some()).map(|at| at.plus(BUCKET_REFILL));
         is_idle.then(|| refilled.unwrap_or(now).max(now))
     }
+}
+
+fn bucket_of(rate: Option<u32>, gained_at: Option<Timestamp>) -> Option<Bucket> {
+    let bucket = Bucket::new(rate)?;
+    Some(gained_at.map_or(bucket, |at| bucket.emptied(at)))
 }
