@@ -93,7 +93,18 @@ impl Judge {
         self.posts[post].recorded = true;
         self.endpoints[self.deliveries[place].endpoint as usize].answered.retain(|answered| *answered != post);
         // Which of two requests was the resend shows only now.
-        self.posts[post].resend = resend;
+        if self.posts[post].resend != resend {
+            self.posts[post].resend = resend;
+            let live = &self.endpoints[self.deliveries[place].endpoint as usize].live;
+            let other = live.iter().copied().find(|other| {
+                let other = &self.posts[*other];
+                other.delivery == place && other.life == life && other.resend == resend
+            });
+            if let Some(other) = other {
+                self.posts[other].resend = !resend;
+                self.deliveries[place].last_post = Some(if resend { other } else { post });
+            }
+        }
         self.deliveries[place].unrecorded -= 1;
         let engine_begun = self.posts[post].engine_begun;
         if started != engine_begun && !self.was_set_since(node, self.posts[post].begun - JUST_BEFORE) {

@@ -11,10 +11,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Takes one; says by how many microseconds it was too early.
-    fn take(&mut self, now: i64, rate: u32, read_anew: bool) -> i64 {
+    /// Takes one; says by how many microseconds it was too early. `slack`: by how many its turn may have been before.
+    fn take(&mut self, now: i64, rate: u32, read_anew: bool, slack: i64) -> i64 {
         let now = now * 1_000;
-        self.full_at = self.full_at.max(now) + 1_000_000 / i64::from(rate.max(1));
+        let turn = if read_anew { now.saturating_sub(slack) } else { now };
+        self.full_at = self.full_at.max(turn) + 1_000_000 / i64::from(rate.max(1));
         let early = self.full_at - now - 1_000_000;
         // What came out later than its turn was is not held against those that follow.
         if read_anew {
@@ -62,7 +63,7 @@ impl Judge {
         let slack = match (read_anew, self.now <= self.slow_until) {
             (true, true) => i64::MAX,
             (true, false) => 1_000 * (READS_OF_SETTINGS * self.config.read.1 + READS_OF_SETTINGS) + ROUNDING,
-            (false, _) => 1_000 + ROUNDING + 1_000 * self.config.read.1,
+            (false, _) => 1_000 + ROUNDING + 1_000 * READS_AT_ANY_TIME * self.config.read.1,
         };
         let since = self.now - self.news_slack;
         let rate = self.endpoints[at]
@@ -73,7 +74,7 @@ impl Judge {
             .unwrap_or(UNLIMITED);
         let now = self.now;
         if rate < UNLIMITED {
-            let early = self.endpoints[at].bucket.take(now, rate, read_anew);
+            let early = self.endpoints[at].bucket.take(now, rate, read_anew, slack);
             if early > -1_000_000 / i64::from(rate) {
                 self.met.met(Sometimes::AtItsRate);
             }
@@ -87,7 +88,7 @@ impl Judge {
         let from = rates.iter().rposition(|(at, _)| *at < since).unwrap_or(0);
         let rate = rates[from..].iter().map(|(_, rate)| rate.unwrap_or(UNLIMITED)).max().unwrap_or(UNLIMITED);
         if rate < UNLIMITED {
-            let early = self.apps[app as usize].bucket.take(now, rate, read_anew);
+            let early = self.apps[app as usize].bucket.take(now, rate, read_anew, slack);
             if early > slack {
                 self.object_to("I21", place, || {
                     format!("more than {rate} per second of one application, {early} us too early")
@@ -112,6 +113,10 @@ const UNLIMITED: u32 = 50_000;
 /// There and back, for an endpoint, its application, the count of its changes and the others of it; twice, if it was being
 /// read already.
 const READS_OF_SETTINGS: i64 = 20;
+
+/// Settings are read again also when a store found them outdated, which nobody else hears of: the application, its endpoints
+/// and the count of its changes.
+const READS_AT_ANY_TIME: i64 = 4;
 
 /// The engine counts in whole microseconds.
 const ROUNDING: i64 = 500;

@@ -1,8 +1,9 @@
 //! Judges what happened, without asking the code that made it happen.
 //!
 //! It hears five voices in one order of time: P, the producers; V, the receivers; A, every commit of the database; E, when
-//! requests were begun and who was said to own what; F, the faults. Each invariant of RELIABILITY.md is a check of its own, as
-//! tight as it can be: where something is excused, the excuse is a line of F or of the settings, and is explained.
+//! requests were begun and who was said to own what; F, the faults. Each invariant of the list in ARCHITECTURE.md is a check
+//! of its own. Where something is excused that the judge cannot know, it is explained beside the check; what that leaves
+//! unseen is in `docs/proof.md`.
 
 mod attempts;
 mod breaker;
@@ -39,7 +40,7 @@ use std::{collections::HashMap, fmt, sync::Arc};
 /// Something happened that must not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// As in RELIABILITY.md 2.2.
+    /// As in the list in ARCHITECTURE.md.
     pub invariant: &'static str,
     pub at: i64,
     /// Keys; 0 where it is about none.

@@ -5,7 +5,7 @@ use super::{
     cluster::{Cluster, Told},
     database::{State, give_rows},
     log::What,
-    memory::{Memory, Minter, Outstanding},
+    memory::{Life, Memory, Minter, Outstanding},
     node::{Bells, Node},
     tables::{Cycle, Tables, scheduled},
 };
@@ -191,7 +191,10 @@ impl Node {
         let tenure = state.cluster.join(self.number, until, std::sync::Arc::clone(&self.ears));
         // Some room for a last request to get away.
         self.memory().begin_tenure(tenure, used, asked_at + (lease - lease / 10));
-        state.note(self.number, What::Joined { tenure });
+        // One that is closing comes back only to give up what it has left; another process may be the node by then.
+        if self.life() == Life::Running {
+            state.note(self.number, What::Joined { tenure });
+        }
         drop(state);
         self.ears.ring(|bells| &mut bells.change, Instant::now());
     }
