@@ -1,6 +1,6 @@
 //! Compares what the producers, the receiver and the API say about several nodes, and what was done to them meanwhile.
 //!
-//! Only what can be seen from outside is used. The numbers of the rules (I1 ...) are those of `docs` on reliability.
+//! Only what can be seen from outside is used. The numbers of the rules (I1 ...) are those of the list in ARCHITECTURE.md.
 
 use super::support::DURABLE_WITHIN;
 use bytes::Bytes;

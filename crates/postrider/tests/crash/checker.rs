@@ -1,7 +1,7 @@
 //! Compares what the producers, the receiver and the API say, and what was done to the server meanwhile.
 //!
 //! Only what can be seen from outside is used. The letters of the logs and the numbers of the rules (I1 ...) are
-//! those of `docs` on reliability: P the producers, V the receiver, A the API, F the faults.
+//! those of the list in ARCHITECTURE.md: P the producers, V the receiver, A the API, F the faults.
 
 use super::support::DURABLE_WITHIN;
 use bytes::Bytes;
