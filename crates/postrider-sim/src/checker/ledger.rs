@@ -97,6 +97,8 @@ pub struct Endpoint {
     pub answered: Vec<PostId>,
     /// All messages with a smaller key were called back by a person, in one go.
     pub called_back: i64,
+    /// When that was last asked for.
+    pub called_back_at: i64,
     pub bucket: Bucket,
     /// Requests under way.
     pub live: Vec<PostId>,
@@ -123,6 +125,7 @@ impl Endpoint {
             unjudged: false,
             answered: Vec::new(),
             called_back: i64::MIN,
+            called_back_at: i64::MIN,
             bucket: Bucket::default(),
             live: Vec::new(),
             open: 0,

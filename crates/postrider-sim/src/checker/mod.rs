@@ -440,8 +440,9 @@ impl Judge {
     /// A person calls back all that waits for an endpoint and has a smaller key.
     pub fn calls_back(&mut self, endpoint: i64, below: i64) {
         if let Some(place) = self.endpoint_by_key.get(&endpoint) {
-            let called_back = &mut self.endpoints[*place as usize].called_back;
-            *called_back = below.max(*called_back);
+            let endpoint = &mut self.endpoints[*place as usize];
+            endpoint.called_back = below.max(endpoint.called_back);
+            endpoint.called_back_at = self.now;
         }
     }
 

@@ -76,11 +76,11 @@ impl Judge {
         let mine = delivery.changed.max(message.at);
         let earlier = waiting.range(..(message.key, 0)).map(|(_, earlier)| *earlier as usize).find(|earlier| {
             let before = self.messages[self.deliveries[*earlier].message as usize].key;
-            match self.deliveries[*earlier].requeued {
-                // What is called back goes a piece at a time; none of it is sent any more, and nothing waits for it.
-                None => before >= endpoint.called_back,
-                Some(at) => mine > at + self.news_slack,
-            }
+            let requeued = self.deliveries[*earlier].requeued;
+            // What is called back goes a piece at a time; none of it is sent any more, and nothing waits for it.
+            let is_called_back =
+                before < endpoint.called_back && requeued.is_none_or(|at| at <= endpoint.called_back_at);
+            !is_called_back && requeued.is_none_or(|at| mine > at + self.news_slack)
         });
         let (behind, accepted_at, app) = (waiting.len() > 1, message.at, endpoint.app);
         if let Some(earlier) = earlier {
