@@ -33,11 +33,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as async_mpsc, oneshot};
 const BATCH_JOBS_MAX: usize = 4_096;
 
 /// Deliveries that the messages of one batch may bring with them. If their lanes are full, the next batch but one has to
-/// write a row for each, which takes 5 us or so.
+/// write a row for each.
 const BATCH_OWED_MAX: usize = 2_048;
 
 /// Or so many for each outcome that the batch writes, if that is more: a batch that is long because much goes out must not
-/// keep out what comes in. An outcome is about as much work as two such rows.
+/// keep out what comes in. An outcome is taken for as much work as two such rows; neither was measured.
 const OWED_PER_SETTLED: usize = 2;
 
 /// How long jobs that go in order are run in one batch, unless those that go first took longer.

@@ -34,7 +34,7 @@ impl Pace {
     }
 }
 
-/// 2,000 in a second. One costs about 10 us of a processor: all of them, a fiftieth of one.
+/// 2,000 in a second, so that as a rule saying no takes a small part of one processor.
 const INTERVAL: Duration = Duration::from_micros(500);
 /// However many wait. Every connection has then been quiet for that long, and connections are counted. It must be less than
 /// the shortest time that a client or a proxy may reasonably wait for an answer.
