@@ -9,11 +9,11 @@ pub mod conformance;
 pub mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
+mod intake;
 pub mod marks;
 mod moving;
 pub mod outbox;
 pub mod postgres;
-mod queued;
 pub mod records;
 mod rows;
 pub mod shards;

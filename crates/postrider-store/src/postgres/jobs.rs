@@ -3,6 +3,7 @@
 use super::{DatabaseUrl, Db, Error, PostgresOptions, Result, leases, news::Event, shared::Shared, writer::State};
 use crate::{
     AcceptError, Accepted, Committed, NewMessage, Settlement, StoreError,
+    intake::Room,
     shards::{Shards, Tenure},
 };
 use futures_util::future::BoxFuture;
@@ -42,12 +43,15 @@ impl Writer {
     }
 
     pub async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
-        let _place = self.shared.queued.enter(message.content.payload.len())?;
-        self.queue(|reply| Job::Accept { message: Box::new(message), reply }).await
+        let (_place, room) = self.shared.intake.enter(message.content.payload.len(), message.owed.len()).await?;
+        self.queue(|reply| Job::Accept(Accepting { message: Box::new(message), room, reply })).await
     }
 
     pub async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
-        self.queue(|reply| Job::Settle { tenure, settlements, reply }).await
+        let outcomes = settlements.len();
+        self.queue(|reply| Job::Settle { tenure, settlements, reply }).await?;
+        self.shared.intake.went_out(outcomes);
+        Ok(())
     }
 
     pub async fn spill(
@@ -94,6 +98,7 @@ impl Writer {
 
     /// Finishes what is queued, and leaves the other nodes in good order.
     pub async fn close(&self) {
+        self.shared.intake.close();
         let (done, closed) = oneshot::channel();
         if self.jobs.send(Job::Close(done)).is_ok() {
             let _ = closed.await;
@@ -131,10 +136,7 @@ impl Turn {
 pub type Reply<T, E = StoreError> = oneshot::Sender<Result<T, E>>;
 
 pub enum Job {
-    Accept {
-        message: Box<NewMessage>,
-        reply: Reply<Accepted, AcceptError>,
-    },
+    Accept(Accepting),
     Settle {
         tenure: Tenure,
         settlements: Arc<Vec<Settlement>>,
@@ -157,7 +159,7 @@ pub enum Job {
 impl Job {
     pub fn refuse(self, error: &StoreError) {
         match self {
-            Self::Accept { reply, .. } => drop(reply.send(Err(error.clone().into()))),
+            Self::Accept(accepting) => drop(accepting.reply.send(Err(error.clone().into()))),
             Self::Settle { reply, .. } | Self::Spill { reply, .. } => drop(reply.send(Err(error.clone()))),
             Self::Turn(job) => job.finish(Err(error.clone())),
             Self::Leave(_) | Self::Doubt => {}
@@ -204,9 +206,15 @@ where
 /// What is written in one transaction beside others.
 #[derive(Default)]
 pub struct Hot {
-    pub accepts: Vec<(Box<NewMessage>, Reply<Accepted, AcceptError>)>,
+    pub accepts: Vec<Accepting>,
     pub settles: Vec<(Tenure, Arc<Vec<Settlement>>, Reply<()>)>,
     pub spills: Vec<Spilling>,
+}
+
+pub struct Accepting {
+    pub message: Box<NewMessage>,
+    pub room: Room,
+    pub reply: Reply<Accepted, AcceptError>,
 }
 
 pub struct Spilling {
@@ -226,8 +234,8 @@ impl Hot {
     }
 
     pub fn refuse(self, error: &StoreError) {
-        for (_, reply) in self.accepts {
-            let _ = reply.send(Err(error.clone().into()));
+        for accepting in self.accepts {
+            let _ = accepting.reply.send(Err(error.clone().into()));
         }
         for reply in
             self.settles.into_iter().map(|(.., reply)| reply).chain(self.spills.into_iter().map(|one| one.reply))

@@ -1,6 +1,6 @@
 //! What is handed over to this node's memory and has no row yet.
 
-use crate::Cancelled;
+use crate::{Cancelled, intake::Room};
 use postrider_engine::EndpointKey;
 use std::collections::{BTreeMap, btree_map};
 
@@ -20,19 +20,21 @@ pub struct Outstanding {
 struct Held {
     /// Whose deliveries have no rows yet.
     owed: Vec<EndpointKey>,
+    /// What they take of this node's memory, if it accepted the message.
+    room: Option<Room>,
     /// Another node passed it on, and so many bytes are its payload.
     passed_on: Option<usize>,
 }
 
 impl Outstanding {
     /// This node accepted it.
-    pub fn accept(&mut self, message: i64, owed: Vec<EndpointKey>) {
-        self.messages.insert(message, Held { owed, passed_on: None });
+    pub fn accept(&mut self, message: i64, owed: Vec<EndpointKey>, room: Option<Room>) {
+        self.messages.insert(message, Held { owed, room, passed_on: None });
     }
 
     /// Another node passed it on.
     pub fn take_in(&mut self, message: i64, owed: Vec<EndpointKey>, bytes: usize) {
-        self.messages.insert(message, Held { owed, passed_on: Some(bytes) });
+        self.messages.insert(message, Held { owed, room: None, passed_on: Some(bytes) });
         self.passed_on += 1;
         self.passed_on_bytes += bytes;
     }
@@ -45,7 +47,12 @@ impl Outstanding {
     /// The delivery has a row.
     pub fn land(&mut self, message: i64, endpoint: EndpointKey) {
         let btree_map::Entry::Occupied(mut held) = self.messages.entry(message) else { return };
-        held.get_mut().owed.retain(|owed| *owed != endpoint);
+        let Held { owed, room, .. } = held.get_mut();
+        let before = owed.len();
+        owed.retain(|owed| *owed != endpoint);
+        if let Some(room) = room {
+            room.give_back(before - owed.len());
+        }
         if held.get().owed.is_empty()
             && let Some(bytes) = held.remove().passed_on
         {
@@ -83,7 +90,7 @@ mod tests {
     #[test]
     fn a_message_is_held_until_all_its_deliveries_have_landed() {
         let mut outstanding = Outstanding::default();
-        outstanding.accept(10, vec![ONE, TWO]);
+        outstanding.accept(10, vec![ONE, TWO], None);
         outstanding.take_in(11, vec![ONE], 100);
         outstanding.land(10, ONE);
         assert_eq!(outstanding.oldest(), Some(10));

@@ -3,13 +3,13 @@
 use super::outstanding::Outstanding;
 use crate::{
     Committed, Letter, StoreError,
-    queued::Queued,
+    intake::{Intake, Room},
     rows::minter::Minter,
     shards::{Shard, Shards, Tenure},
 };
 use postrider_engine::EndpointKey;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -28,7 +28,7 @@ pub struct PassedOn {
 pub struct Shared {
     state: Mutex<Standing>,
     outstanding: Mutex<Outstanding>,
-    pub queued: Queued,
+    pub intake: Intake,
     committed: mpsc::UnboundedSender<Vec<Committed>>,
     /// How many transactions the writer has begun, and how many of them it has told of or given up.
     begun: watch::Sender<u64>,
@@ -69,7 +69,7 @@ impl Shared {
         Self {
             state: Mutex::new(standing),
             outstanding: Mutex::default(),
-            queued: Queued::default(),
+            intake: Intake::default(),
             committed,
             begun: watch::Sender::new(0),
             concluded: watch::Sender::new(0),
@@ -263,11 +263,17 @@ impl Shared {
         self.outstanding().has_room()
     }
 
-    pub fn note_outstanding(&self, handed: Vec<(i64, Vec<EndpointKey>)>, landed: Vec<(i64, EndpointKey)>) {
+    /// `rooms`: what the messages of the transaction have taken, by their keys.
+    pub fn note_outstanding(
+        &self,
+        handed: Vec<(i64, Vec<EndpointKey>)>,
+        mut rooms: HashMap<i64, Room>,
+        landed: Vec<(i64, EndpointKey)>,
+    ) {
         let mut outstanding = self.outstanding();
         let had_room = outstanding.has_room();
         for (message, owed) in handed {
-            outstanding.accept(message, owed);
+            outstanding.accept(message, owed, rooms.remove(&message));
         }
         for (message, endpoint) in landed {
             outstanding.land(message, endpoint);

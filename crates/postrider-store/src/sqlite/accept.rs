@@ -7,11 +7,11 @@ use super::{
     pieces::{Piece, first_key_at, time_of_key},
     repeats::{self, Seen},
     settle::{Cycle, start_waiting},
-    writer::{Batch, Room},
+    writer::Batch,
 };
 use crate::{
-    AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, rows::extra::Extra,
-    step,
+    AcceptError, Accepted, Committed, Content, IDEMPOTENCY_MEMORY, Idempotency, Letter, NewMessage, intake::Room,
+    rows::extra::Extra, step,
 };
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger};
 use rusqlite::Connection;

@@ -16,6 +16,7 @@ mod history;
 mod load;
 mod lock;
 pub(crate) mod moving;
+mod outstanding;
 mod pieces;
 mod readers;
 mod recover;
@@ -34,7 +35,7 @@ pub use backup::{Backup, BackupError, Contents, verify};
 pub use doctor::{examine, note, was_moved};
 
 use crate::{
-    queued::Queued,
+    intake::Intake,
     records::*,
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
@@ -49,7 +50,7 @@ use postrider_engine::{
     policy::{Health, Ordering},
 };
 use readers::Readers;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -69,7 +70,7 @@ pub struct SqliteStore {
     searchers: Readers,
     shared: Arc<Shared>,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
-    queued: Queued,
+    intake: Intake,
     _lock: FolderLock,
 }
 
@@ -162,7 +163,7 @@ impl SqliteStore {
             writer: Writer::start(connection, Arc::clone(&shared), announce, now, options)?,
             shared,
             committed: Mutex::new(Some(committed)),
-            queued: Queued::default(),
+            intake: Intake::default(),
             _lock: lock,
         })
     }
@@ -195,6 +196,8 @@ fn connect(file: &Path, flags: OpenFlags, cache_kib: i64) -> rusqlite::Result<Co
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(Duration::from_secs(10))?;
     connection.set_prepared_statement_cache_capacity(256);
+    // Else it would plan a statement anew whenever a limit or a partial index is asked for with another value than before.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     if !flags.contains(OpenFlags::SQLITE_OPEN_READ_ONLY) {
@@ -245,8 +248,7 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
 #[async_trait]
 impl Store for SqliteStore {
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
-        let _place = self.queued.enter(message.content.payload.len())?;
-        let room = self.shared.room_for(message.owed.len()).await?;
+        let (_place, room) = self.intake.enter(message.content.payload.len(), message.owed.len()).await?;
         self.writer.run(move |batch| accept::accept(batch, message, room)).await?
     }
 
@@ -309,12 +311,15 @@ impl Store for SqliteStore {
     }
 
     async fn settle(&self, _: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
+        let outcomes = settlements.len();
         self.writer
             .run_first(move |batch| {
                 batch.settled += settlements.len();
                 settle::settle(batch, &settlements)
             })
-            .await
+            .await?;
+        self.intake.went_out(outcomes);
+        Ok(())
     }
 
     async fn lanes(&self, _: Shards) -> Result<Vec<LaneFound>, StoreError> {
@@ -680,7 +685,7 @@ impl Store for SqliteStore {
     async fn close(&self) {
         self.readers.close();
         self.searchers.close();
-        self.shared.close();
+        self.intake.close();
         self.writer.close();
     }
 }

@@ -10,15 +10,16 @@
 
 use super::{
     OpenError, SqliteOptions,
+    outstanding::{HandOff, Outstanding},
     pieces::{Piece, Pieces, piece_of, time_of_key},
     repeats::{self, Repeats, Seen},
     schema,
 };
-use crate::{Committed, StoreError, rows::minter::Minter, step};
+use crate::{Committed, StoreError, intake::Room, rows::minter::Minter, step};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque, btree_map},
+    collections::{BTreeMap, HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -27,7 +28,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc as async_mpsc, oneshot};
+use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 /// A batch is closed at this size, so that the first to queue does not wait for ever.
 const BATCH_JOBS_MAX: usize = 4_096;
@@ -123,18 +124,17 @@ impl Batch<'_> {
     /// The messages whose delivery to this endpoint is handed over and has no row yet, oldest first.
     pub fn handed_to(&self, endpoint: EndpointKey) -> Vec<MessageKey> {
         let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = outstanding.iter().chain(self.handed.iter().map(|(message, hand_off)| (message, hand_off)));
-        let to_endpoint = all.filter(|(_, hand_off)| hand_off.owed.contains(&endpoint)).map(|(message, _)| *message);
-        let landed = |message: &i64| self.landed.contains(&(*message, endpoint));
-        to_endpoint.filter(|message| !landed(message)).map(MessageKey::new).collect()
+        let here = self.handed.iter().filter(|(_, hand_off)| hand_off.owed.contains(&endpoint));
+        let all = outstanding.of(endpoint).chain(here.map(|(message, _)| *message));
+        all.filter(|message| !self.landed.contains(&(*message, endpoint))).map(MessageKey::new).collect()
     }
 
     /// Whether the delivery is handed over and has no row yet.
     pub fn is_handed(&self, message: MessageKey, endpoint: EndpointKey) -> bool {
         let message = message.raw();
+        let here = |(handed, hand_off): &(i64, HandOff)| *handed == message && hand_off.owed.contains(&endpoint);
         let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = self.handed.iter().find(|(handed, _)| *handed == message).map(|(_, hand_off)| hand_off);
-        outstanding.get(&message).or(here).is_some_and(|hand_off| hand_off.owed.contains(&endpoint))
+        (outstanding.has(message, endpoint) || self.handed.iter().any(here))
             && !self.landed.contains(&(message, endpoint))
     }
 
@@ -268,22 +268,6 @@ pub struct Writer {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Messages some of whose deliveries have no rows yet.
-pub type Outstanding = BTreeMap<i64, HandOff>;
-
-/// The deliveries of a message that have no rows yet.
-pub struct HandOff {
-    owed: Vec<EndpointKey>,
-    room: Option<Room>,
-}
-
-/// Room in memory for deliveries until each has a row. Dropped, it is free for others.
-pub type Room = OwnedSemaphorePermit;
-
-/// Deliveries without rows, all in all: twice what lanes may hold of them. So it counts only if the dispatcher cannot take
-/// them up as fast as they come. Whoever brings more waits, and at last the gate is full.
-const OUTSTANDING_MAX: usize = 1 << 18;
-
 /// Hand-offs that were ended before their outcome was known, and the latest key at that time. If a try was on the wire
 /// its outcome still comes; keeping this in memory saves every other settlement a look at the dead letters.
 type Ended = BTreeMap<(i64, EndpointKey), i64>;
@@ -296,24 +280,11 @@ pub struct Shared {
     pub pieces: Mutex<Pieces>,
     pub minter: Minter,
     pub outstanding: Mutex<Outstanding>,
-    room: Arc<Semaphore>,
 }
 
 impl Shared {
     pub fn new(pieces: Pieces, minter: Minter) -> Self {
-        let room = Arc::new(Semaphore::new(OUTSTANDING_MAX));
-        Self { pieces: Mutex::new(pieces), minter, outstanding: Mutex::default(), room }
-    }
-
-    /// Waits for room for so many deliveries. In the order of asking, so that a message that is owed to many gets its turn.
-    pub async fn room_for(&self, deliveries: usize) -> Result<Room, StoreError> {
-        let count = u32::try_from(deliveries.min(OUTSTANDING_MAX)).expect("far less");
-        Arc::clone(&self.room).acquire_many_owned(count).await.map_err(|_| StoreError::Closed)
-    }
-
-    /// Nobody waits for room any more.
-    pub fn close(&self) {
-        self.room.close();
+        Self { pieces: Mutex::new(pieces), minter, outstanding: Mutex::default() }
     }
 
     pub fn pieces(&self) -> Pieces {
@@ -322,36 +293,18 @@ impl Shared {
 
     /// The messages whose delivery to this endpoint has no row yet.
     pub fn outstanding_of(&self, endpoint: EndpointKey) -> Vec<i64> {
-        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        let to_endpoint = outstanding.iter().filter(|(_, hand_off)| hand_off.owed.contains(&endpoint));
-        to_endpoint.map(|(message, _)| *message).collect()
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).of(endpoint).collect()
     }
 
     fn oldest_outstanding(&self) -> Option<i64> {
-        let outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.first_key_value().map(|(oldest, _)| *oldest)
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).oldest()
     }
 
     fn note_outstanding(&self, handed: Vec<(i64, HandOff)>, landed: Vec<(i64, EndpointKey)>) {
         let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
-        outstanding.extend(handed);
+        outstanding.add(handed);
         for (message, endpoint) in landed {
-            if let btree_map::Entry::Occupied(mut entry) = outstanding.entry(message) {
-                entry.get_mut().land(endpoint);
-                if entry.get().owed.is_empty() {
-                    entry.remove();
-                }
-            }
-        }
-    }
-}
-
-impl HandOff {
-    fn land(&mut self, endpoint: EndpointKey) {
-        let before = self.owed.len();
-        self.owed.retain(|owed| *owed != endpoint);
-        if let Some(room) = &mut self.room {
-            drop(room.split(before - self.owed.len()));
+            outstanding.land(message, endpoint);
         }
     }
 }
@@ -760,41 +713,5 @@ mod tests {
         })
         .await;
         assert!(writer.run(|_| Ok(())).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn room_is_free_again_as_deliveries_get_their_rows() {
-        let (_folder, store) = open();
-        let shared = &store.shared;
-        let room = shared.room_for(3).await.unwrap();
-        let owed: Vec<EndpointKey> = (1..=3).map(EndpointKey::new).collect();
-        shared.note_outstanding(vec![(7, HandOff { owed: owed.clone(), room: Some(room) })], Vec::new());
-        for (left, endpoint) in [2, 1, 0].into_iter().zip(owed) {
-            // Told twice, it is still one.
-            shared.note_outstanding(Vec::new(), vec![(7, endpoint), (7, endpoint)]);
-            assert_eq!(OUTSTANDING_MAX - shared.room.available_permits(), left);
-        }
-        assert!(shared.outstanding.lock().unwrap().is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_message_that_is_owed_to_more_than_there_is_room_for_waits_until_there_is_nothing_else() {
-        let (_folder, store) = open();
-        let shared = &store.shared;
-        let all = shared.room_for(OUTSTANDING_MAX + 1).await.unwrap();
-        let mut next = std::pin::pin!(shared.room_for(1));
-        assert!(poll_once(next.as_mut()).await.is_none());
-        drop(all);
-        assert!(next.await.is_ok());
-    }
-
-    async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
-        std::future::poll_fn(|context| {
-            std::task::Poll::Ready(match future.as_mut().poll(context) {
-                std::task::Poll::Ready(output) => Some(output),
-                std::task::Poll::Pending => None,
-            })
-        })
-        .await
     }
 }

@@ -51,7 +51,7 @@ const EVENTS_PER_TURN: usize = 1_024;
 
 /// Outcomes that go into one commit. Everything else that is written waits for it, new messages as well: a commit of all
 /// that hundreds of busy lanes can have would take half a second.
-const SETTLED_AT_ONCE: usize = 1_024;
+const SETTLED_AT_ONCE: usize = 2_048;
 
 /// What a delivery keeps in memory besides its payload.
 const PARCEL_BYTES: usize = 512;

@@ -147,7 +147,7 @@ impl State {
         while let Some(job) = self.put_back.pop_front().or_else(|| self.queue.try_recv().ok()) {
             match job {
                 Job::Leave(_) | Job::Close(_) => kept.push_back(job),
-                Job::Accept { .. } | Job::Settle { .. } | Job::Spill { .. } | Job::Turn(_) | Job::Doubt => {
+                Job::Accept(_) | Job::Settle { .. } | Job::Spill { .. } | Job::Turn(_) | Job::Doubt => {
                     job.refuse(error);
                 }
             }

@@ -144,9 +144,9 @@ impl State {
         let mut closing = None;
         for job in jobs {
             match job {
-                Job::Accept { message, reply } => match accept::fits_together(&mut names, &message) {
-                    true => hot.accepts.push((message, reply)),
-                    false => later.push_back(Job::Accept { message, reply }),
+                Job::Accept(accepting) => match accept::fits_together(&mut names, &accepting.message) {
+                    true => hot.accepts.push(accepting),
+                    false => later.push_back(Job::Accept(accepting)),
                 },
                 Job::Settle { tenure, settlements, reply } => hot.settles.push((tenure, settlements, reply)),
                 Job::Spill { tenure, deliveries, due, reply } => {
@@ -283,14 +283,14 @@ impl State {
     /// Refuses the messages that were worked out from outdated settings. False if there were none.
     async fn refuse_stale(&mut self, hot: &mut Hot) -> Result<bool> {
         let client = self.client().await?;
-        let messages: Vec<&NewMessage> = hot.accepts.iter().map(|(message, _)| &**message).collect();
+        let messages: Vec<&NewMessage> = hot.accepts.iter().map(|accepting| &*accepting.message).collect();
         let mut outdated = accept::outdated(&client, &messages).await?.into_iter();
         let (stale, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut hot.accepts).into_iter().partition(|_| outdated.next().unwrap_or(false));
         hot.accepts = rest;
         let any = !stale.is_empty();
-        for (_, reply) in stale {
-            let _ = reply.send(Err(AcceptError::Outdated));
+        for accepting in stale {
+            let _ = accepting.reply.send(Err(AcceptError::Outdated));
         }
         Ok(any)
     }
@@ -298,7 +298,7 @@ impl State {
     async fn attempt(&mut self, hot: &Hot) -> Result<Written, Failure> {
         self.join().await?;
         let minter = self.shared.minter();
-        let messages: Vec<&NewMessage> = hot.accepts.iter().map(|(message, _)| &**message).collect();
+        let messages: Vec<&NewMessage> = hot.accepts.iter().map(|accepting| &*accepting.message).collect();
         let mint = || -> Vec<i64> { messages.iter().map(|message| minter.mint(message.at)).collect() };
         let mut keys = mint();
         let settlements: Vec<&Settlement> = hot.settles.iter().flat_map(|(_, settlements, _)| &**settlements).collect();
@@ -400,10 +400,12 @@ impl State {
         }
         self.noted_through = written.through;
         self.shared.took_away(&written.heard);
-        self.shared.note_outstanding(written.handed, written.landed);
+        let (rooms, replies): (Vec<_>, Vec<_>) = hot.accepts.into_iter().map(|one| (one.room, one.reply)).unzip();
+        let rooms = written.keys.into_iter().zip(rooms).collect();
+        self.shared.note_outstanding(written.handed, rooms, written.landed);
         self.shared.tell(news::for_here(&self.shared.owned(), written.events));
         step!("store.told");
-        for ((_, reply), answer) in hot.accepts.into_iter().zip(written.answers) {
+        for (reply, answer) in replies.into_iter().zip(written.answers) {
             let _ = reply.send(answer);
         }
         for reply in hot.settles.into_iter().map(|(.., reply)| reply).chain(hot.spills.into_iter().map(|one| one.reply))
