@@ -244,12 +244,12 @@ async fn sweep_while_alive(pool: Weak<Pool>) {
 impl Line {
     pub async fn open(link: Link) -> Result<Self, Failure> {
         let meter = Arc::new(Meter::default());
-        let io = TokioIo::new(Metered::new(link.stream, meter.clone()));
         let opened = Instant::now();
         match link.protocol {
             Protocol::Http1 => {
                 // hyper's own limit of 100 headers stays: setting it, even to the same number, costs an
                 // allocation for every response.
+                let io = TokioIo::new(Metered::new(link.stream, meter.clone()));
                 let (sender, connection) = http1::Builder::new()
                     .max_buf_size(HEAD_MAX)
                     .handshake(io)
@@ -259,6 +259,7 @@ impl Line {
             }
             Protocol::Http2 => {
                 meter.add(BUDGET_PER_STREAM, BUDGET_SHARED_MAX);
+                let io = TokioIo::new(Metered::unpaced(link.stream, meter.clone()));
                 let (sender, connection) = http2::Builder::new(TokioExecutor::new())
                     .timer(TokioTimer::new())
                     .initial_stream_window_size(BODY_READ_MAX as u32)
