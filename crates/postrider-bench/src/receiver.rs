@@ -313,7 +313,7 @@ fn decimal(digits: &[u8]) -> Option<usize> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-const DRIP: Duration = Duration::from_millis(200);
+const DRIP: Duration = Duration::from_secs(1);
 
 /// A 1 KiB body and its headers, several times over.
 const REQUEST_MAX: usize = 16 * 1024;
