@@ -76,7 +76,9 @@ fn tell(judge: &mut Judge, node: usize, seen: &Seen<'_>) {
             let resend = id.trigger == Trigger::Manual;
             judge.queued(id.message.raw(), id.endpoint.raw(), resend, cycle, due.as_millis());
         }
-        Seen::Ended { id, why } => judge.ended_otherwise(id.message.raw(), id.endpoint.raw(), why),
+        Seen::Ended { id, why, at } => {
+            judge.ended_otherwise(node, id.message.raw(), id.endpoint.raw(), why, at.as_millis());
+        }
         Seen::HealthReset { endpoint } => judge.health_reset(endpoint.raw()),
         Seen::Endpoint(endpoint) => judge.endpoint(endpoint),
         Seen::EndpointGone { endpoint } => judge.endpoint_gone(endpoint.raw()),

@@ -1,7 +1,7 @@
 //! What was written down about attempts, against what happened: I2, I3, I9, I10, I11, I12, I13, I14.
 
 use super::{
-    Judge,
+    Judge, Offset,
     envelope::{self, Class, Standing},
     ledger::{Delivery, State},
     wire::{Answer, Answered, Post, PostId},
@@ -331,17 +331,19 @@ impl Judge {
         }
     }
 
-    /// I10, for what waited where nothing is sent: its time was over.
-    pub(super) fn check_expired_parked(&mut self, place: usize) {
+    /// I10, for what waited where nothing is sent: its time was over when that was decided, by the settings of that moment.
+    pub(super) fn check_expired_parked(&mut self, place: usize, node: usize, at: i64) {
         let delivery = &self.deliveries[place];
         let endpoint = &self.endpoints[delivery.endpoint as usize];
-        let hold = endpoint.settings_since(self.now, self.news_slack).iter().map(|(_, settings)| settings.hold).min();
+        // It may have been decided long before it could be written down, as in `check_untried`.
+        let settings = endpoint.settings_since(self.true_time(node, at), self.news_slack);
+        let hold = settings.iter().map(|(_, settings)| settings.hold).min();
         let end = delivery.give_up.unwrap_or(delivery.queued_at + hold.unwrap_or(0));
-        // Whichever node looked, by its own clock.
-        let ahead = self.clocks.iter().map(|clock| clock.now.max(clock.before)).max().unwrap_or(0);
-        let latest = super::EPOCH + self.now + ahead;
-        if latest < end {
-            self.object_to("I10", place, || format!("given up as expired {} ms before its time", end - latest));
+        // No later than the node's clock can have said.
+        let Offset { now, before, .. } = self.clocks[node];
+        let at = at.min(super::EPOCH + self.now + now.max(before));
+        if at < end {
+            self.object_to("I10", place, || format!("given up as expired {} ms before its time", end - at));
         }
     }
 

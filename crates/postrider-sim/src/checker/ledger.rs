@@ -308,7 +308,7 @@ impl Judge {
     }
 
     /// A delivery was ended by something other than its own attempt.
-    pub fn ended_otherwise(&mut self, message: i64, endpoint: i64, why: DeathReason) {
+    pub fn ended_otherwise(&mut self, node: usize, message: i64, endpoint: i64, why: DeathReason, at: i64) {
         self.note(NOBODY, Kind::Ended, [message, endpoint, why as i64, 0]);
         let Some(place) = self.delivery(message, endpoint) else { return };
         // Only what is open can be ended.
@@ -318,7 +318,7 @@ impl Judge {
         }
         if why == DeathReason::Expired {
             self.met.met(Sometimes::ExpiredWhileParked);
-            self.check_expired_parked(place);
+            self.check_expired_parked(place, node, at);
         }
         self.finish(place, State::Dead(why));
         self.deliveries[place].recalled = true;

@@ -382,7 +382,7 @@ impl Tables {
         *row = DeadRow { app: row.app, replayed_at: row.replayed_at, ..fresh };
         self.dead_listed.insert((row.app, DeadKey { message: id.message, endpoint: id.endpoint }));
         if !self.gallery.settling {
-            self.gallery.tell(&Saw::Ended { id, why: reason });
+            self.gallery.tell(&Saw::Ended { id, why: reason, at });
         }
     }
 

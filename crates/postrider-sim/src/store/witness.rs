@@ -29,6 +29,8 @@ pub enum Seen<'a> {
     Ended {
         id: DeliveryId,
         why: DeathReason,
+        /// By the clock of whoever decided it.
+        at: Timestamp,
     },
     HealthReset {
         endpoint: EndpointKey,
