@@ -1,7 +1,8 @@
 //! What may be on its way into the store at once, and in memory after that.
 //!
-//! Whoever brings a message waits here, in the order of coming, until there is room for it. Nothing of it is stored yet, so
-//! whoever has waited too long is asked to come again.
+//! Whoever brings a message waits here until there is room for it, in the order of coming. Those that are owed to many wait
+//! for the balance besides, and only some of them are let in here at once, so that they hold nobody else up. Nothing of a
+//! message is stored yet, so whoever has waited too long is asked to come again.
 
 mod balance;
 
@@ -29,6 +30,12 @@ const ROOM: usize = 1 << 18;
 /// A payload takes the room of a delivery for each so many bytes: all of it is twice what lanes may hold of them too.
 const BYTES_PER_PLACE: usize = 512;
 
+/// Messages that are owed to no more are not held up by the balance. A small machine writes them no faster than it can
+/// bear.
+pub const FEW: usize = 10;
+/// So many that are owed to more may be on their way at once: half of those that the server lets in.
+const MANY_MAX: usize = 128;
+
 /// Whoever has waited so long had better hear of it.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How soon it is noticed that something has gone out, and so the next may come in sooner.
@@ -39,7 +46,9 @@ pub struct Intake {
     bytes: AtomicUsize,
     room: Arc<Semaphore>,
     balance: Mutex<Balance>,
-    /// Only the first in the queue looks at the balance.
+    /// How many are on their way that are owed to many.
+    many: AtomicUsize,
+    /// Only the first of those that wait looks at the balance.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -50,6 +59,7 @@ impl Default for Intake {
             bytes: AtomicUsize::new(0),
             room: Arc::new(Semaphore::new(ROOM)),
             balance: Mutex::new(Balance::new(Instant::now().into_std())),
+            many: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -58,16 +68,21 @@ impl Default for Intake {
 impl Intake {
     /// For a message that is owed to so many.
     pub async fn enter(&self, bytes: usize, deliveries: usize) -> Result<(Place<'_>, Room), StoreError> {
-        let place = self.queue(bytes)?;
+        let mut place = self.queue(bytes, deliveries)?;
         let room = timeout(PATIENCE, self.wait_for_room(bytes, deliveries)).await.unwrap_or(Err(StoreError::Busy))?;
+        self.balance(|balance, now| balance.came_in(deliveries, now));
+        place.counted_in = deliveries;
         Ok((place, room))
     }
 
-    fn queue(&self, bytes: usize) -> Result<Place<'_>, StoreError> {
+    fn queue(&self, bytes: usize, deliveries: usize) -> Result<Place<'_>, StoreError> {
+        let is_owed_to_many = deliveries > FEW;
         let messages = self.messages.fetch_add(1, Relaxed);
+        let many = self.many.fetch_add(is_owed_to_many.into(), Relaxed);
         let before = self.bytes.fetch_add(bytes, Relaxed);
-        let place = Place { intake: self, bytes };
-        if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX {
+        let place = Place { intake: self, bytes, is_owed_to_many, counted_in: 0 };
+        if messages >= QUEUED_MESSAGES_MAX || before + bytes > QUEUED_BYTES_MAX || (is_owed_to_many && many >= MANY_MAX)
+        {
             Err(StoreError::Busy)
         } else {
             Ok(place)
@@ -75,6 +90,17 @@ impl Intake {
     }
 
     async fn wait_for_room(&self, bytes: usize, deliveries: usize) -> Result<Room, StoreError> {
+        if deliveries > FEW {
+            self.wait_for_balance().await?;
+        }
+        // Lanes alone may hold half of the room for long.
+        let places = (deliveries + bytes / BYTES_PER_PLACE).min(ROOM / 2);
+        let places = u32::try_from(places).expect("far less");
+        let room = Arc::clone(&self.room).acquire_many_owned(places).await.map_err(|_| StoreError::Closed)?;
+        Ok(Room(room))
+    }
+
+    async fn wait_for_balance(&self) -> Result<(), StoreError> {
         let _turn = self.turn.lock().await;
         while let Some(wait) = self.balance(Balance::wait) {
             if self.room.is_closed() {
@@ -82,11 +108,7 @@ impl Intake {
             }
             sleep(wait.min(LOOK_AGAIN)).await;
         }
-        let places = (deliveries + bytes / BYTES_PER_PLACE).min(ROOM);
-        let places = u32::try_from(places).expect("far less");
-        let room = Arc::clone(&self.room).acquire_many_owned(places).await.map_err(|_| StoreError::Closed)?;
-        self.balance(|balance, now| balance.came_in(deliveries, now));
-        Ok(Room(room))
+        Ok(())
     }
 
     /// Outcomes were written, whatever they were.
@@ -109,16 +131,30 @@ impl Intake {
     }
 }
 
-/// A message is on its way to the writer. Dropped, it is there.
+/// A message is on its way to the writer. Dropped, it is there, or has been turned away.
 pub struct Place<'i> {
     intake: &'i Intake,
     bytes: usize,
+    is_owed_to_many: bool,
+    /// Deliveries that are in the balance, and perhaps will not be there.
+    counted_in: usize,
+}
+
+impl Place<'_> {
+    /// The message is stored, and new.
+    pub fn came_in(&mut self) {
+        self.counted_in = 0;
+    }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.intake.messages.fetch_sub(1, Relaxed);
         self.intake.bytes.fetch_sub(self.bytes, Relaxed);
+        self.intake.many.fetch_sub(self.is_owed_to_many.into(), Relaxed);
+        if self.counted_in > 0 {
+            self.intake.went_out(self.counted_in);
+        }
     }
 }
 
@@ -137,14 +173,23 @@ impl Room {
 mod tests {
     use super::*;
 
+    /// A message that is stored then.
+    async fn store(intake: &Intake, deliveries: usize) -> Result<Room, StoreError> {
+        let (mut place, room) = intake.enter(0, deliveries).await?;
+        place.came_in();
+        Ok(room)
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn a_message_that_is_owed_to_more_than_there_is_room_for_waits_until_there_is_nothing_else() {
+    async fn where_there_is_no_room_one_waits_until_there_is() {
         let intake = Intake::default();
-        let (_place, all) = intake.enter(0, ROOM + 1).await.unwrap();
-        intake.went_out(ROOM + 1);
-        assert!(matches!(intake.enter(0, 1).await, Err(StoreError::Busy)));
-        let (next, ()) = tokio::join!(intake.enter(0, 1), async { drop(all) });
+        let half = store(&intake, ROOM).await.unwrap();
+        intake.went_out(ROOM);
+        let other_half = store(&intake, ROOM).await.unwrap();
+        assert!(matches!(store(&intake, 1).await, Err(StoreError::Busy)));
+        let (next, ()) = tokio::join!(store(&intake, 1), async { drop(half) });
         assert!(next.is_ok());
+        drop(other_half);
     }
 
     #[tokio::test(start_paused = true)]
@@ -160,23 +205,51 @@ mod tests {
     async fn after_a_rush_they_come_in_one_after_the_other_as_something_goes_out() {
         let intake = Intake::default();
         let began = Instant::now();
-        let rush = async || drop(intake.enter(0, 20_000).await.unwrap());
+        let rush = async || store(&intake, 20_000).await.map(drop);
         for _ in 0..3 {
-            rush().await;
+            rush().await.unwrap();
         }
         assert_eq!(began.elapsed(), Duration::ZERO);
-        rush().await;
+        rush().await.unwrap();
         assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
         let began = Instant::now();
-        tokio::join!(rush(), async { intake.went_out(1_000_000) });
-        assert!(began.elapsed() <= LOOK_AGAIN, "{:?}", began.elapsed());
+        let (next, ()) = tokio::join!(rush(), async { intake.went_out(1_000_000) });
+        assert!(next.is_ok() && began.elapsed() <= LOOK_AGAIN, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_owed_to_few_is_not_held_up_by_what_is_owed_to_many() {
+        let intake = Intake::default();
+        store(&intake, 1_000_000).await.unwrap();
+        let began = Instant::now();
+        let many = async {
+            let all = (0..=MANY_MAX).map(|_| store(&intake, FEW + 1));
+            let refused = futures_util::future::join_all(all).await.into_iter().filter(Result::is_err).count();
+            assert_eq!(refused, MANY_MAX + 1, "there was no place for one, and for the others it took too long");
+        };
+        let few = async {
+            assert!(store(&intake, FEW).await.is_ok());
+            assert_eq!(began.elapsed(), Duration::ZERO);
+        };
+        tokio::join!(many, few);
+        assert_eq!(began.elapsed(), PATIENCE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_did_not_come_in_after_all_counts_for_nothing() {
+        let intake = Intake::default();
+        let began = Instant::now();
+        for _ in 0..100 {
+            drop(intake.enter(0, 20_000).await.unwrap());
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_a_store_that_is_closed() {
         let intake = Intake::default();
-        drop(intake.enter(0, 1_000_000).await.unwrap());
-        let (next, ()) = tokio::join!(intake.enter(0, 1), async { intake.close() });
+        store(&intake, 1_000_000).await.unwrap();
+        let (next, ()) = tokio::join!(store(&intake, FEW + 1), async { intake.close() });
         assert!(matches!(next, Err(StoreError::Closed)));
     }
 

@@ -37,7 +37,17 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use support::{POLL, api::Client, receiver::Receiver, server::Server, stores::StoreKind};
+use support::{
+    POLL,
+    api::Client,
+    receiver::Receiver,
+    server::Server,
+    stores::{StoreKind, on_both_stores},
+};
+
+on_both_stores! {
+    what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever,
+}
 
 #[test]
 fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again() {
@@ -406,8 +416,7 @@ fn a_clock_that_jumps_loses_nothing_and_repeats_nothing() {
 /// Ten times of what it takes at best is offered, of messages that are owed to many, and every offer is answered.
 /// `OVERLOAD_SECONDS=120` makes the long run of it, which prints the figures and judges them; the short one judges only what
 /// does not depend on who else uses the machine.
-#[test]
-fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
+fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever(store: StoreKind) {
     let seconds: Option<u64> = variable("OVERLOAD_SECONDS");
     // The short one is also for machines that are slow, or busy, and waits until everything has arrived.
     let fan_out = seconds.map_or(2, |_| variable("FAN_OUT").unwrap_or(FAN_OUT));
@@ -416,7 +425,7 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let (sink, bell) = (Sink::start(&runtime), Sink::start(&runtime));
-    let mut server = Server::not_started(&[]);
+    let mut server = Server::not_started_on(store);
     let crowd_max = seconds.map_or(4_000, |_| CROWD_MAX);
     let connections_max = (CROWD_MAX + 100).to_string();
     server.set_variables(&[("POSTRIDER_CONNECTIONS_MAX", &connections_max)]);
@@ -462,6 +471,8 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
     // Whoever is refused waits for up to half a second, and as many as the gate lets in wait to be written.
     let count = (6 * best.accepted + 2_000).min(crowd_max);
     let crowd = Crowd::gather(&runtime, server.address(), &request, count);
+    let neighbour = Client::new(server.address(), server.token());
+    let neighbour = runtime.spawn(fare_beside(neighbour, body.clone(), flood));
     let slices = flood.as_secs().div_ceil(10).max(1);
     let slices: Vec<Rates> = (0..slices)
         .map(|_| {
@@ -471,6 +482,7 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
         })
         .collect();
     let ended = Instant::now();
+    let beside = runtime.block_on(neighbour).expect("it does not panic");
     let tally = crowd.disperse(&runtime);
     let (recovered, afterwards) = runtime.block_on(async {
         loop {
@@ -491,8 +503,8 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
     let (sent, accepted, arrived) =
         (mean(|rates| rates.sent), mean(|rates| rates.accepted), mean(|rates| rates.arrived));
     println!(
-        "torture: overload best={}/s,{}deliveries/s offered={}/s sent={sent}/s goodput={accepted}/s({}%),{arrived}deliveries/s({}%) \
-         afterwards={}/s,{}deliveries/s {tally:?} memory={before}MiB->{peak}MiB recovered={recovered:?} another's={alone:?}->{afterwards:?}",
+        "torture: overload store={store:?} best={}/s,{}deliveries/s offered={}/s sent={sent}/s goodput={accepted}/s({}%),{arrived}deliveries/s({}%) \
+         afterwards={}/s,{}deliveries/s {tally:?} memory={before}MiB->{peak}MiB recovered={recovered:?} another's={alone:?}->{beside:?}->{afterwards:?}",
         best.accepted,
         best.arrived,
         10 * best.accepted,
@@ -535,6 +547,8 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
         assert!(accepted * 10 >= best.accepted * 9, "goodput fell from {}/s to {accepted}/s", best.accepted);
         assert!(arrived * 10 >= calm.arrived * 9, "{arrived}/s were delivered, and afterwards {}/s", calm.arrived);
         assert!(recovered < Duration::from_secs(10), "it took {recovered:?} to recover");
+        assert!(beside.refused * 10 <= beside.sent, "what is sent to others was refused: {beside:?}");
+        assert!(beside.accepted < Duration::from_secs(1), "what is sent to others is accepted late: {beside:?}");
         let late = afterwards.arrived.saturating_sub(alone.arrived);
         assert!(late < Duration::from_secs(1), "what is sent to others comes {late:?} late while the backlog is sent");
         let unanswered = flooded.unanswered.load(Relaxed);
@@ -547,6 +561,31 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever() {
 struct One {
     accepted: Duration,
     arrived: Duration,
+}
+
+/// How messages to another application fare while too many come to the first.
+#[derive(Debug)]
+struct Beside {
+    sent: usize,
+    refused: usize,
+    /// In the middle of those that were.
+    accepted: Duration,
+}
+
+async fn fare_beside(mut client: Client, body: String, time: Duration) -> Beside {
+    let (began, mut sent, mut accepted) = (Instant::now(), 0, Vec::new());
+    while began.elapsed() < time {
+        let at = Instant::now();
+        let answer = client.send(http::Method::POST, "/api/v1/app/other/msg", &[], &body).await;
+        sent += 1;
+        if answer.is_ok_and(|(status, _)| status == 202) {
+            accepted.push(at.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    accepted.sort();
+    let middle = accepted.get(accepted.len() / 2).copied();
+    Beside { sent, refused: sent - accepted.len(), accepted: middle.unwrap_or(support::PATIENCE) }
 }
 
 /// The middle of some.

@@ -45,7 +45,8 @@ impl Balance {
     }
 }
 
-/// More than messages that are owed to one endpoint each can bring on a small machine: those are never held up by this.
+/// More than a small machine can take in of messages that are owed to one endpoint each. On PostgreSQL what goes out counts for
+/// the node that sends it, which need not be the one that took it in.
 const MORE_PER_SECOND: f64 = 25_000.0;
 const RUSH: f64 = 50_000.0;
 

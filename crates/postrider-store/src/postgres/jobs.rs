@@ -43,8 +43,12 @@ impl Writer {
     }
 
     pub async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
-        let (_place, room) = self.shared.intake.enter(message.content.payload.len(), message.owed.len()).await?;
-        self.queue(|reply| Job::Accept(Accepting { message: Box::new(message), room, reply })).await
+        let (mut place, room) = self.shared.intake.enter(message.content.payload.len(), message.owed.len()).await?;
+        let accepted = self.queue(|reply| Job::Accept(Accepting { message: Box::new(message), room, reply })).await;
+        if let Ok(Accepted::Now(_)) = accepted {
+            place.came_in();
+        }
+        accepted
     }
 
     pub async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {

@@ -305,7 +305,7 @@ mod tests {
     /// With a million dead letters, a page must not cost more than what it shows.
     #[test]
     fn pages_of_dead_letters_follow_an_index() {
-        let mut connection = Connection::open_in_memory().unwrap();
+        let mut connection = super::super::open_in_memory();
         schema::migrate(&mut connection).unwrap();
         for (endpoint, expected) in [
             (None, "SEARCH dead USING INDEX dead_app (app=? AND (message,endpoint)<(?,?))"),

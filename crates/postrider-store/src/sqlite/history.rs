@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn how_a_delivery_stands_is_looked_up_by_its_message() {
-        let mut connection = Connection::open_in_memory().unwrap();
+        let mut connection = super::super::open_in_memory();
         schema::migrate(&mut connection).unwrap();
         let transaction = connection.transaction().unwrap();
         schema::create_piece(&transaction, 1, 0).unwrap();

@@ -326,7 +326,7 @@ mod tests {
     /// Whatever SQLite thinks of it: each step of a load is one way down an index, and nothing is sorted.
     #[test]
     fn a_load_reads_no_more_than_it_brings() {
-        let mut connection = Connection::open_in_memory().unwrap();
+        let mut connection = super::super::open_in_memory();
         schema::migrate(&mut connection).unwrap();
         for (sql, way) in [
             (DUE_IN_PLACE, "INDEX waiting_due (endpoint=? AND place=? AND due<?)"),

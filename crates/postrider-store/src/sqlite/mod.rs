@@ -35,7 +35,7 @@ pub use backup::{Backup, BackupError, Contents, verify};
 pub use doctor::{examine, note, was_moved};
 
 use crate::{
-    intake::Intake,
+    intake::{self, Intake},
     records::*,
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
@@ -57,7 +57,7 @@ use std::{
     time::Duration,
 };
 use tokio::sync::mpsc;
-use writer::{Shared, Writer};
+use writer::{Batch, Shared, Writer};
 
 /// For what is found by its key, which the lanes and the ingest wait for.
 const READERS: usize = 2;
@@ -210,6 +210,12 @@ fn connect(file: &Path, flags: OpenFlags, cache_kib: i64) -> rusqlite::Result<Co
     Ok(connection)
 }
 
+/// Plans as the others do.
+#[cfg(test)]
+fn open_in_memory() -> Connection {
+    connect(Path::new(":memory:"), OpenFlags::default(), READER_CACHE_KIB).expect("a connection")
+}
+
 fn read_pieces(connection: &mut Connection) -> rusqlite::Result<Vec<Piece>> {
     let pieces = list_pieces(connection)?;
     if !pieces.is_empty() {
@@ -248,8 +254,14 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
 #[async_trait]
 impl Store for SqliteStore {
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError> {
-        let (_place, room) = self.intake.enter(message.content.payload.len(), message.owed.len()).await?;
-        self.writer.run(move |batch| accept::accept(batch, message, room)).await?
+        let is_owed_to_few = message.owed.len() <= intake::FEW;
+        let (mut place, room) = self.intake.enter(message.content.payload.len(), message.owed.len()).await?;
+        let accept = move |batch: &mut Batch<'_>| accept::accept(batch, message, room);
+        let accepted = if is_owed_to_few { self.writer.run(accept).await } else { self.writer.run_last(accept).await }?;
+        if let Ok(Accepted::Now(_)) = accepted {
+            place.came_in();
+        }
+        accepted
     }
 
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
@@ -638,7 +650,7 @@ impl Store for SqliteStore {
             Some(true) => None,
             Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
         };
-        let advance = move |batch: &mut writer::Batch<'_>| {
+        let advance = move |batch: &mut Batch<'_>| {
             let advanced = tasks::advance(batch, task, counted, at);
             step!("task.stepping");
             advanced

@@ -6,7 +6,8 @@
 //!
 //! They do not grow without bound. A lane goes on only when its outcomes are written, so that deliveries are as slow as
 //! commits are long: what the dispatcher has to write goes first, and of what is new only so much goes along as can be
-//! handed on meanwhile. Else whoever sends us messages fast enough would stop all that go out.
+//! handed on meanwhile, those that are owed to many last. Else whoever sends us messages fast enough would stop all that
+//! go out.
 
 use super::{
     OpenError, SqliteOptions,
@@ -234,6 +235,8 @@ enum Turn {
     /// What frees memory and slots.
     First,
     InOrder,
+    /// What is owed to many.
+    Last,
 }
 
 /// What waits to be written.
@@ -241,11 +244,12 @@ enum Turn {
 struct Waiting {
     first: Vec<Box<dyn Job>>,
     in_order: VecDeque<Box<dyn Job>>,
+    last: VecDeque<Box<dyn Job>>,
 }
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.in_order.is_empty()
+        self.first.is_empty() && self.in_order.is_empty() && self.last.is_empty()
     }
 }
 
@@ -257,6 +261,7 @@ impl Extend<Queued> for Waiting {
             match turn {
                 Turn::First => self.first.push(job),
                 Turn::InOrder => self.in_order.push_back(job),
+                Turn::Last => self.last.push_back(job),
             }
         }
     }
@@ -356,6 +361,15 @@ impl Writer {
         F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
         self.run_in_turn(Turn::First, job).await
+    }
+
+    /// The same, behind those that wait in order: for what takes long, so that it holds up nobody but its like.
+    pub async fn run_last<T, F>(&self, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.run_in_turn(Turn::Last, job).await
     }
 
     async fn run_in_turn<T, F>(&self, turn: Turn, job: F) -> Result<T, StoreError>
@@ -469,6 +483,7 @@ impl State {
             // They would fare no better, and whoever waits for nothing should hear of it soon.
             run.append(&mut waiting.first);
             run.extend(waiting.in_order.drain(..));
+            run.extend(waiting.last.drain(..));
             tracing::error!(%error, jobs = run.len(), "a batch could not be written and was rolled back");
             translate(&error)
         })?;
@@ -520,11 +535,19 @@ impl State {
         }
         let end = begun.elapsed() + begun.elapsed().max(BATCH_TIME_MAX);
         let owed_max = BATCH_OWED_MAX.max(OWED_PER_SETTLED * batch.settled);
-        while run.len() < BATCH_JOBS_MAX && batch.owed < owed_max && begun.elapsed() < end {
-            let Some(job) = waiting.in_order.pop_front() else { break };
-            run.push(job);
-            run.last_mut().expect("it was just put there").run(&mut batch)?;
-        }
+        let mut run_in_turn = |queue: &mut VecDeque<Box<dyn Job>>, at_least: usize| {
+            let mut count = 0;
+            while count < at_least || (run.len() < BATCH_JOBS_MAX && batch.owed < owed_max && begun.elapsed() < end) {
+                let Some(job) = queue.pop_front() else { break };
+                run.push(job);
+                run.last_mut().expect("it was just put there").run(&mut batch)?;
+                count += 1;
+            }
+            Ok::<_, rusqlite::Error>(())
+        };
+        run_in_turn(&mut waiting.in_order, 1)?;
+        // However much comes before it, one gets its turn.
+        run_in_turn(&mut waiting.last, 1)?;
         if let Some(watermark) = watermark {
             note(&batch.transaction, WATERMARK, watermark)?;
         }
@@ -637,7 +660,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_frees_slots_goes_before_what_is_new() {
+    async fn what_frees_slots_goes_before_what_is_new_and_what_is_owed_to_many_behind_it() {
         let (_folder, store) = open();
         let order = Arc::new(Mutex::new(Vec::new()));
         let note = |what: &'static str| {
@@ -650,11 +673,12 @@ mod tests {
         let writer = &store.writer;
         queue_while_busy(writer, async {
             let (one, two) = (writer.run(note("new")), writer.run(note("newer")));
-            let (one, two, settled) = tokio::join!(one, two, writer.run_first(note("settled")));
-            assert!(one.is_ok() && two.is_ok() && settled.is_ok());
+            let (many, settled) = (writer.run_last(note("owed to many")), writer.run_first(note("settled")));
+            let (many, one, two, settled) = tokio::join!(many, one, two, settled);
+            assert!(many.is_ok() && one.is_ok() && two.is_ok() && settled.is_ok());
         })
         .await;
-        assert_eq!(*order.lock().unwrap(), ["settled", "new", "newer"]);
+        assert_eq!(*order.lock().unwrap(), ["settled", "new", "newer", "owed to many"]);
     }
 
     #[tokio::test]
@@ -675,6 +699,26 @@ mod tests {
         })
         .await;
         assert_eq!([first, second, third], [0, BATCH_OWED_MAX / 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn what_is_owed_to_many_gets_its_turn_however_much_goes_before_it() {
+        let (_folder, store) = open();
+        let writer = &store.writer;
+        let accept = |message: i64| {
+            move |batch: &mut Batch<'_>| {
+                let before = batch.owed;
+                batch.hand_over(message, &[EndpointKey::new(1); BATCH_OWED_MAX], None);
+                Ok(before)
+            }
+        };
+        let [light, heavy, heavier] = queue_while_busy(writer, async {
+            let (light, heavy) = (writer.run(accept(1)), writer.run_last(accept(2)));
+            let (light, heavy, heavier) = tokio::join!(light, heavy, writer.run_last(accept(3)));
+            [light, heavy, heavier].map(|owed| owed.expect("it is written"))
+        })
+        .await;
+        assert_eq!([light, heavy, heavier], [0, BATCH_OWED_MAX, 0]);
     }
 
     #[tokio::test]

@@ -33,7 +33,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header, request::Parts};
 use hyper::body::Body;
 use postrider_engine::{MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, step};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, step};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
@@ -104,7 +104,7 @@ impl<'a> MessageOut<'a> {
     request_body = MessageIn,
     responses((status = 202, body = MessageOut, description = "Stored, and on its way")))]
 async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Response, Error> {
-    let HandedIn { pass: _pass, target, key, mut query, body } = handed_in;
+    let HandedIn { pass, target, key, mut query, body } = handed_in;
     let detail = Detail::take(&mut query)?;
     query.finish()?;
     let draft = Draft::parse(&body)?;
@@ -127,7 +127,7 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
         idempotency: key.of(&Principal::Environment, &body),
         only: None,
     };
-    let message = accept(&api, &app, event, detail, shown).await?;
+    let message = accept(&api, &app, event, detail, shown, Some(pass)).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
 }
 
@@ -148,13 +148,15 @@ fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<
     }
 }
 
-/// Hands a message to ingest, and tells what was accepted: now, or by the same request before.
+/// Hands a message to ingest, and tells what was accepted: now, or by the same request before. `pass` is that of a message
+/// that came in through the gate.
 pub async fn accept<'a>(
     api: &Api,
     app: &AppEntry,
     event: NewEvent,
     detail: Detail,
     shown: Shown<'a>,
+    pass: Option<Pass>,
 ) -> Result<MessageOut<'a>, Error> {
     let content = event.content.clone();
     step!("request.read");
@@ -171,6 +173,10 @@ pub async fn accept<'a>(
             Err(Error::Conflict("This idempotency key was used before with another request".into()))
         }
         Err(AcceptError::Outdated) => Err(Error::Unavailable { retry_after: Duration::from_secs(1) }),
+        Err(AcceptError::Store(StoreError::Busy)) => {
+            drop(pass);
+            Err(Error::Unavailable { retry_after: api.ingest.gate().turn_away().await.retry_after })
+        }
         Err(AcceptError::Store(fault)) => Err(fault.into()),
     }
 }

@@ -64,12 +64,24 @@ impl Gate {
         if let Some(pass) = self.try_enter(bytes) {
             return Ok(pass);
         }
-        let refusal = self.pace.lock().expect("no one panics while reckoning").refuse(Instant::now().into_std());
-        tokio::time::sleep_until(refusal.at.into()).await;
+        let full = self.wait_to_refuse().await;
         self.try_enter(bytes).ok_or_else(|| {
             self.refused.increment(1);
-            Full { retry_after: refusal.retry_after }
+            full
         })
+    }
+
+    /// The store has no room, which was found out only behind the gate. The pass should be dropped before: others may come in
+    /// meanwhile.
+    pub async fn turn_away(&self) -> Full {
+        self.refused.increment(1);
+        self.wait_to_refuse().await
+    }
+
+    async fn wait_to_refuse(&self) -> Full {
+        let refusal = self.pace.lock().expect("no one panics while reckoning").refuse(Instant::now().into_std());
+        tokio::time::sleep_until(refusal.at.into()).await;
+        Full { retry_after: refusal.retry_after }
     }
 
     /// One message always may, however great it is.

@@ -54,6 +54,11 @@ impl Meter {
         self.spent.load(Relaxed)
     }
 
+    /// The response came in so many small pieces that it is read with pauses.
+    pub fn is_dripping(&self) -> bool {
+        self.drops.load(Relaxed) > DROPS_FREE
+    }
+
     fn count(&self, bytes: u64) -> io::Result<()> {
         self.read.fetch_add(bytes, Relaxed);
         self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).map(drop).map_err(|_| {
@@ -181,6 +186,10 @@ mod tests {
         let pauses: Vec<u128> = (9..=17).map(|drops| pause_after(drops).as_millis()).collect();
         assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
         assert_eq!(pause_after(u32::MAX), PAUSE_MAX);
+        for (drops, is_dripping) in [(0, false), (DROPS_FREE, false), (DROPS_FREE + 1, true)] {
+            let meter = Meter { drops: AtomicU32::new(drops), ..Meter::default() };
+            assert_eq!((meter.is_dripping(), pause_after(drops) > Duration::ZERO), (is_dripping, is_dripping));
+        }
     }
 
     /// How often something was read, and what.

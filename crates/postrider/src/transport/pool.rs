@@ -383,7 +383,8 @@ impl Http1Line {
     }
 
     fn is_reusable(&self) -> bool {
-        self.connection.is_some() && self.sender.is_ready()
+        // Whoever drips is left alone for moments, so that it would not be noticed what came after the answer, or the end.
+        self.connection.is_some() && self.sender.is_ready() && !self.meter.is_dripping()
     }
 }
 
