@@ -3,7 +3,7 @@
 use super::{
     Judge,
     envelope::{self, Class},
-    wire::PostId,
+    wire::{Post, PostId},
 };
 use crate::{
     settings::{BreakerPlan, Settings},
@@ -143,19 +143,22 @@ impl Judge {
         if self.posts[post].resend && latest.is_some_and(|plan| plan.buries) {
             return;
         }
-        if engine_begun < until {
-            self.object_to("I23", place, || {
-                format!("begun {} ms before the breaker's time was up", until - engine_begun)
-            });
-            return;
-        }
         // What is on record lags behind: one that was answered, and is not written down yet, may have been the probe.
         let settings = endpoint.latest();
-        let closed = endpoint.answered.iter().map(|other| &self.posts[*other]).any(|other| {
-            let in_time = other.engine_begun >= until || self.was_set_since(node, other.begun - self.news_slack);
-            let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
-            in_time && !other.abandoned && other.ended.is_some_and(|(_, answered)| !failed(answered))
-        });
+        let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
+        let closed_by = |other: &Post| !other.abandoned && other.ended.is_some_and(|(_, answered)| !failed(answered));
+        let closers = || endpoint.answered.iter().map(|other| &self.posts[*other]).filter(|other| closed_by(other));
+        if engine_begun < until {
+            // Its time was up by the clock as it was then. What a probe closed stays so when the clock is set back.
+            if !closers().any(|other| other.engine_begun >= until) {
+                self.object_to("I23", place, || {
+                    format!("begun {} ms before the breaker's time was up", until - engine_begun)
+                });
+            }
+            return;
+        }
+        let closed = closers()
+            .any(|other| other.engine_begun >= until || self.was_set_since(node, other.begun - self.news_slack));
         if closed {
             return;
         }
