@@ -3,19 +3,15 @@
 use super::{
     Judge,
     envelope::{self, Class},
-    wire::PostId,
+    ledger::Endpoint,
+    wire::{Post, PostId},
 };
-use crate::{
-    settings::{BreakerPlan, Settings},
-    sometimes::Sometimes,
-    trace::Kind,
-};
+use crate::{settings::BreakerPlan, sometimes::Sometimes, trace::Kind};
 use postrider_engine::{
-    Timestamp, Trigger,
+    Trigger,
     policy::{Breaker, Health},
 };
 use postrider_store::Settlement;
-use std::sync::Arc;
 
 /// As it was last written down.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,47 +57,84 @@ impl Judge {
             self.object_to("I23", place, || "an endpoint's health changed without an attempt".to_owned());
             return;
         };
-        // A person set it back while outcomes were on their way: they may have been reckoned from before or after that.
-        let was_reset =
-            self.endpoints[endpoint].reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK);
         let Some((_, answered)) = self.posts[post].ended else { return };
-        let begun = self.posts[post].begun;
-        let versions: Vec<Arc<Settings>> = self.endpoints[endpoint]
-            .settings_since(begun, self.news_slack)
-            .iter()
-            .map(|(_, settings)| Arc::clone(settings))
-            .collect();
-        if was_reset {
-            return;
+        let mut origins = vec![before];
+        match self.heard_set_back(endpoint, post) {
+            None => {}
+            Some(true) => origins.push(Recorded::default()),
+            Some(false) => {
+                origins.push(Recorded::default());
+                origins.extend(&self.endpoints[endpoint].set_back);
+            }
         }
-        let resend = settlement.id.trigger == Trigger::Manual;
-        // It is reckoned when the answer is heard: at its end, or as much later as it took to read the settings before it.
-        let node = self.posts[post].node;
-        let was_set = self.was_set_since(node, begun - self.news_slack);
-        let began = if was_set { i64::MAX } else { self.posts[post].engine_begun };
-        let heard_max = if was_set { i64::MAX } else { HEARD_MAX + self.news_slack };
-        // The answer is judged by the settings that were read before the request, and reckoned by those of the lane.
-        let legal = versions.iter().any(|rules| {
-            let class = envelope::class_of(&answered, rules);
-            let failed = envelope::is_failure(&answered, class);
-            let step = Step { before, after, class, failed, resend, began };
-            versions.iter().any(|lane| is_legal(lane.breaker, &step, settlement.at.as_millis(), heard_max))
-        });
-        if !legal {
-            self.object_to("I23", place, || format!("{before:?} became {after:?} after {:?}", answered.kind));
+        match origins.into_iter().find(|origin| self.is_step(settlement, post, *origin, after)) {
+            Some(origin) => self.note_step(origin, after),
+            None => self.object_to("I23", place, || format!("{before:?} became {after:?} after {:?}", answered.kind)),
         }
-        self.note_step(before, after);
+        self.forget_set_back(endpoint, post);
     }
 
     /// I23: an outcome that is written without a step must not be one that makes one.
     pub(super) fn check_health_kept(&mut self, place: usize, settlement: &Settlement, post: PostId) {
-        let health = match self.endpoints[self.deliveries[place].endpoint as usize].breaker {
-            Recorded { until: None, failures, .. } => Breaker::Closed { failures },
-            Recorded { until: Some(until), trips, .. } => Breaker::Open { until: Timestamp::from_millis(until), trips },
-        };
-        let streak = self.endpoints[self.deliveries[place].endpoint as usize].breaker.streak;
-        let kept = Health { breaker: health, permanent_streak: streak, ..Health::default() };
-        self.check_health(place, settlement, kept, Some(post));
+        let endpoint = self.deliveries[place].endpoint as usize;
+        let Some((_, answered)) = self.posts[post].ended else { return };
+        let before = self.endpoints[endpoint].breaker;
+        let mut origins = vec![before];
+        // Whoever has heard puts right what was written after it, and that is a step on record.
+        if self.heard_set_back(endpoint, post) == Some(false) {
+            origins.push(Recorded::default());
+            origins.extend(&self.endpoints[endpoint].set_back);
+        }
+        self.endpoints[endpoint].ease.hindered |= before.is_open();
+        if !origins.into_iter().any(|origin| self.is_step(settlement, post, origin, origin)) {
+            self.object_to("I23", place, || format!("{before:?} was kept after {:?}", answered.kind));
+        }
+        self.forget_set_back(endpoint, post);
+    }
+
+    /// A person's word is on record at once and heard of a little later. What was reckoned without it is written after it, and
+    /// what is reckoned then begins with a closed breaker, whatever is on record: for as long as the store is slow.
+    fn is_set_back(&self, endpoint: usize, node: usize) -> bool {
+        let Endpoint { app, reset_at, .. } = self.endpoints[endpoint];
+        let Some(heard_by) = reset_at.map(|at| at + self.news_slack) else { return false };
+        // Whoever took the lane over since then goes by what is on record.
+        let goes_by_record =
+            self.changed_hands_at(app) > heard_by || self.started[node].is_some_and(|at| at > heard_by);
+        !self.endpoints[endpoint].set_back.is_empty() && !goes_by_record
+    }
+
+    /// If a person's word may matter for this outcome: whether it had surely been heard when the outcome was reckoned.
+    fn heard_set_back(&self, endpoint: usize, post: PostId) -> Option<bool> {
+        let Post { node, ended, .. } = self.posts[post];
+        let (reset_at, (ended, _)) = (self.endpoints[endpoint].reset_at?, ended?);
+        self.is_set_back(endpoint, node).then_some(ended > reset_at + self.news_slack)
+    }
+
+    /// From the first outcome on that was reckoned with a person's word, what is on record is what the lane goes by.
+    fn forget_set_back(&mut self, endpoint: usize, post: PostId) {
+        if self.heard_set_back(endpoint, post) != Some(false) {
+            self.endpoints[endpoint].set_back.clear();
+        }
+    }
+
+    /// Whether an outcome makes this of that, by any settings that it may have gone by.
+    fn is_step(&self, settlement: &Settlement, post: PostId, before: Recorded, after: Recorded) -> bool {
+        let Post { delivery, begun, engine_begun, node, ended, .. } = self.posts[post];
+        let Some((_, answered)) = ended else { return true };
+        let endpoint = &self.endpoints[self.deliveries[delivery].endpoint as usize];
+        let versions = endpoint.settings_since(begun, self.news_slack);
+        let resend = settlement.id.trigger == Trigger::Manual;
+        // It is reckoned when the answer is heard: at its end, or as much later as it took to read the settings before it.
+        let was_set = self.was_set_since(node, begun - self.news_slack);
+        let began = if was_set { i64::MAX } else { engine_begun };
+        let heard_max = if was_set { i64::MAX } else { HEARD_MAX + self.news_slack };
+        // The answer is judged by the settings that were read before the request, and reckoned by those of the lane.
+        versions.iter().any(|(_, rules)| {
+            let class = envelope::class_of(&answered, rules);
+            let failed = envelope::is_failure(&answered, class);
+            let step = Step { before, after, class, failed, resend, began };
+            versions.iter().any(|(_, lane)| is_legal(lane.breaker, &step, settlement.at.as_millis(), heard_max))
+        })
     }
 
     fn note_step(&mut self, before: Recorded, after: Recorded) {
@@ -125,7 +158,7 @@ impl Judge {
                 .settings_since(self.now, self.news_slack)
                 .iter()
                 .any(|(_, settings)| settings.breaker.is_none())
-            || endpoint.reset_at.is_some_and(|at| self.now - at <= self.news_slack + RESET_SLACK)
+            || self.is_set_back(self.deliveries[place].endpoint as usize, node)
             || self.was_just_set(node)
             // Its settings had to be read first, and meanwhile the breaker opened.
             || self.reads_anew(node, endpoint.app);
@@ -143,19 +176,22 @@ impl Judge {
         if self.posts[post].resend && latest.is_some_and(|plan| plan.buries) {
             return;
         }
-        if engine_begun < until {
-            self.object_to("I23", place, || {
-                format!("begun {} ms before the breaker's time was up", until - engine_begun)
-            });
-            return;
-        }
         // What is on record lags behind: one that was answered, and is not written down yet, may have been the probe.
         let settings = endpoint.latest();
-        let closed = endpoint.answered.iter().map(|other| &self.posts[*other]).any(|other| {
-            let in_time = other.engine_begun >= until || self.was_set_since(node, other.begun - self.news_slack);
-            let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
-            in_time && !other.abandoned && other.ended.is_some_and(|(_, answered)| !failed(answered))
-        });
+        let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
+        let closed_by = |other: &Post| !other.abandoned && other.ended.is_some_and(|(_, answered)| !failed(answered));
+        let closers = || endpoint.answered.iter().map(|other| &self.posts[*other]).filter(|other| closed_by(other));
+        if engine_begun < until {
+            // Its time was up by the clock as it was then. What a probe closed stays so when the clock is set back.
+            if !closers().any(|other| other.engine_begun >= until) {
+                self.object_to("I23", place, || {
+                    format!("begun {} ms before the breaker's time was up", until - engine_begun)
+                });
+            }
+            return;
+        }
+        let closed = closers()
+            .any(|other| other.engine_begun >= until || self.was_set_since(node, other.begun - self.news_slack));
         if closed {
             return;
         }
@@ -246,6 +282,3 @@ fn is_legal(plan: Option<BreakerPlan>, step: &Step, ended: i64, heard_max: i64) 
 
 /// An answer is heard by the lane in the turn after it came.
 const HEARD_MAX: i64 = 2_000;
-
-/// Outcomes that were on their way when a person set the health back.
-const RESET_SLACK: i64 = 10_000;

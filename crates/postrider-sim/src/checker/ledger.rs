@@ -88,7 +88,10 @@ pub struct Endpoint {
     pub freed: Option<i64>,
     pub gone: Option<i64>,
     pub changed: i64,
+    /// When a person last set its health back.
     pub reset_at: Option<i64>,
+    /// What was on record each time, until an outcome is that was reckoned after the last.
+    pub set_back: Vec<Recorded>,
     pub breaker: Recorded,
     pub probe: Option<PostId>,
     /// Something was sent since the breaker was last on record that could not be judged.
@@ -120,6 +123,7 @@ impl Endpoint {
             gone: None,
             changed: 0,
             reset_at: None,
+            set_back: Vec::new(),
             breaker: Recorded::default(),
             probe: None,
             unjudged: false,

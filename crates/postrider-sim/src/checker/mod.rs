@@ -433,7 +433,7 @@ impl Judge {
                 self.met.met(Sometimes::PersonClosesBreaker);
             }
             endpoint.reset_at = Some(now);
-            endpoint.breaker = breaker::Recorded::default();
+            endpoint.set_back.push(std::mem::take(&mut endpoint.breaker));
         }
     }
 
