@@ -468,7 +468,7 @@ fn what_is_too_much_is_turned_away_and_the_rest_is_served_as_well_as_ever(store:
     let best = [64, 256, 1_024, 2_048].map(&mut at_full_speed);
     let best = best.into_iter().max_by_key(|rates| rates.accepted).expect("there are some");
     let before = peak_memory(server.pid());
-    // Whoever is refused waits for up to half a second, and as many as the gate lets in wait to be written.
+    // Whoever is refused waits until it is his turn, at 2,000 in a second, and as many as the gate lets in wait to be written.
     let count = (6 * best.accepted + 2_000).min(crowd_max);
     let crowd = Crowd::gather(&runtime, server.address(), &request, count);
     let neighbour = Client::new(server.address(), server.token());
