@@ -452,6 +452,25 @@ fn a_retry_holds_its_own_key_back_and_no_other() {
 }
 
 #[test]
+fn what_waits_behind_one_key_leaves_room_for_the_others() {
+    let limits = Limits { window: 16, bytes: 100_000_000, lane_bytes: 10_000_000, ..SMALL };
+    let mut world = World::new(1, limits, [(1, LaneSettings { ordering: Ordering::Keyed, ..lane_settings(1) })]);
+    world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_secs(1), ..status(200) });
+    for message in 0..40 {
+        world.accept(message, 1, Some(7));
+    }
+    world.run_until(world.now.plus(Duration::from_millis(3_500)));
+    world.accept(100, 1, None);
+    world.accept(101, 1, Some(8));
+    let loads = world.loads;
+    world.run_until(world.now.plus(Duration::from_millis(300)));
+    assert_eq!(world.messages_sent(1), [0, 1, 2, 3, 100, 101]);
+    assert!(world.loads <= loads + 2, "{} loads for two messages", world.loads - loads);
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 42);
+}
+
+#[test]
 fn an_earlier_message_that_is_replayed_goes_before_what_waits() {
     let mut world = World::new(1, SMALL, [(1, LaneSettings { ordering: Ordering::Fifo, ..lane_settings(1) })]);
     world.accept(1, 1, None);

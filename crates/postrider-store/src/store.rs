@@ -54,7 +54,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// The deliveries of one lane that are due by `now` and, where there is an order, have nothing before them that is
     /// not part of the answer: of each key (or of the whole lane, if it is FIFO) a run in the order of the messages,
-    /// from the first one that waits.
+    /// from the first one that waits. Those who follow others come only where the first ones leave room.
     async fn load(
         &self,
         endpoint: EndpointKey,

@@ -63,6 +63,20 @@ impl Limits {
         let free = self.in_flight.saturating_sub(in_flight).max(1);
         (free * SHARES_OF_UNSETTLED * self.unsettled / self.in_flight.max(1)).max(1)
     }
+
+    /// A lane with so many ready loads no more, so that half a window is kept: it does not run dry while it is loaded.
+    fn low_water(&self) -> usize {
+        (self.window / 2).max(1)
+    }
+
+    /// What a load brings into a lane at most. Where keys hold deliveries back it is less than what keeps the lane from
+    /// loading: all of it may wait for one key, and others must find room.
+    fn load_max(&self, ordering: Ordering) -> usize {
+        match ordering {
+            Ordering::None | Ordering::Fifo => self.window,
+            Ordering::Keyed => self.low_water() - 1,
+        }
+    }
 }
 
 /// Of the slots that are free one lane may have so many times the part that its `unsettled` is of all slots: one in 32 as
@@ -88,8 +102,8 @@ pub enum Command<C> {
     /// End this one without a request: its turn came while the breaker was open. Answer as to `Send`, without a
     /// verdict. A resend may be among them.
     Bury(Parcel<C>),
-    /// Read what is due in this lane and has nothing before it by this order but what is read along with it; answer
-    /// with `loaded` or `load_failed`.
+    /// Read what is due in this lane and has nothing before it by this order but what is read along with it, and that only
+    /// where those who wait for nobody leave room; answer with `loaded` or `load_failed`.
     Load {
         endpoint: EndpointKey,
         ordering: Ordering,
@@ -368,6 +382,9 @@ impl<C> Dispatcher<C> {
             }
         }
         let (mut is_news, mut waits_for_a_spill, mut blocked) = (false, false, rest.blocked || lane.stored.blocked);
+        let is_keyed = lane.settings.ordering == Ordering::Keyed;
+        let mut came: BTreeSet<OrderKey> = BTreeSet::new();
+        let mut with_followers = false;
         // The last message that came of each chain into which something was put before others.
         let mut inserted: BTreeMap<OrderKey, MessageKey> = BTreeMap::new();
         for parcel in parcels {
@@ -378,7 +395,12 @@ impl<C> Dispatcher<C> {
             if let Some(chain) = lane.line.chain_of(parcel.id, parcel.order) {
                 let is_spilled_past = lane.stored.spilling.precedes(chain, parcel.id.message);
                 waits_for_a_spill |= is_spilled_past;
-                if is_spilled_past || loading.is_preceded(chain, parcel.id.message) {
+                with_followers |= is_keyed && !came.insert(chain);
+                let finds_no_room = is_keyed
+                    && is_new
+                    && lane.line.len() >= self.limits.load_max(Ordering::Keyed)
+                    && lane.line.is_at_the_end(chain, parcel.id.message);
+                if is_spilled_past || finds_no_room || loading.is_preceded(chain, parcel.id.message) {
                     blocked = true;
                     continue;
                 }
@@ -391,6 +413,10 @@ impl<C> Dispatcher<C> {
                 lane.hold(parcel, &mut self.ledger);
             }
         }
+        // Once there are followers among them, all that is left follows others of its key: it is asked for when what came of
+        // its key has gone.
+        let more = rest.more && !with_followers;
+        blocked |= rest.more && with_followers;
         lane.stored.blocked = blocked;
         lane.stored.refill_at = lane.line.len() / 2;
         lane.spans.order.set(blocked, now);
@@ -402,7 +428,7 @@ impl<C> Dispatcher<C> {
             }
         }
         // When all that came must wait for rows being written, there is no use in asking again before they are.
-        let at_once = (rest.more && (is_news || !waits_for_a_spill)) || (lane.stored.blocked && loading.freed);
+        let at_once = (more && (is_news || !waits_for_a_spill)) || (lane.stored.blocked && loading.freed);
         let found = if at_once { Some(now) } else { rest.next_due };
         lane.stored.next_due = earliest(lane.stored.next_due, found);
         self.review(endpoint, now);
@@ -564,7 +590,9 @@ impl<C> Dispatcher<C> {
                 }
                 // Many would be read in vain if the probe fails.
                 Gate::Probe => 1,
-                Gate::Bury | Gate::Open if self.ledger.bytes < self.limits.bytes / 2 => self.limits.window,
+                Gate::Bury | Gate::Open if self.ledger.bytes < self.limits.bytes / 2 => {
+                    self.limits.load_max(lane.settings.ordering)
+                }
                 Gate::Bury | Gate::Open => SCANT_WINDOW,
             };
             self.loading += 1;
@@ -600,8 +628,7 @@ impl<C> Dispatcher<C> {
                 self.turns.join(lane.settings.app, endpoint);
             }
         }
-        // Half a window is kept, so that a lane does not run dry while it is loaded.
-        let has_room = lane.line.len() < (self.limits.window / 2).max(1) && lane.bytes() < self.limits.lane_bytes;
+        let has_room = lane.line.len() < self.limits.low_water() && lane.bytes() < self.limits.lane_bytes;
         // A load reads again what the lane has already. A lane that gets on with nothing, because its receiver hangs,
         // would read more and more each time that one more message comes.
         let has_enough = lane.line.can_start() && lane.line.len() > lane.stored.refill_at;

@@ -97,6 +97,13 @@ impl<C> Line<C> {
         self.chains.get(&chain).map_or(0, |chain| chain.behind.len())
     }
 
+    /// This message would have to wait for others of its chain, and none for it.
+    pub fn is_at_the_end(&self, chain: OrderKey, message: MessageKey) -> bool {
+        self.chains
+            .get(&chain)
+            .is_some_and(|chain| chain.behind.last_key_value().is_none_or(|(last, _)| *last < message))
+    }
+
     /// Something is under way or waits in an order, and its end will be heard of.
     pub fn has_chains(&self) -> bool {
         !self.chains.is_empty()

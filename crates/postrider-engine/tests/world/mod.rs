@@ -949,7 +949,7 @@ impl World {
                             next_due = next_due.into_iter().chain([at]).min();
                         } else {
                             since = if chain.is_none() { at } else { at.max(since) };
-                            due.push((since, *id));
+                            due.push((chain.is_some() && run > 0, since, *id));
                             run += 1;
                         }
                     } else {
@@ -957,9 +957,13 @@ impl World {
                     }
                 }
             }
+            // Who waits for nobody goes before those who follow.
             due.sort();
-            found = due;
-            rest = Rest { more: found.len() > limit, next_due, blocked };
+            rest = Rest { more: due.len() > limit, next_due, blocked };
+            due.truncate(limit);
+            let mut chosen: Vec<_> = due.into_iter().map(|(_, since, id)| (since, id)).collect();
+            chosen.sort();
+            found = chosen;
         }
         let parcels =
             found.into_iter().take(limit).map(|(_, id)| parcel(id, &lane.rows[&id], false, self.now)).collect();

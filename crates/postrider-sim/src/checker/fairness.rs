@@ -39,7 +39,7 @@ impl Judge {
         }
         let due = delivery.due.saturating_sub(super::EPOCH + self.clocks[node].now);
         let from = [
-            delivery.first_at,
+            self.first_since(place),
             due,
             endpoint.ease.saturated_at,
             endpoint.changed,

@@ -52,9 +52,29 @@ impl Judge {
         };
         let Some(waiting) = self.lines.of.get_mut(&(record.endpoint, line)) else { return };
         waiting.remove(&(message.key, delivery as u32));
-        if let Some((_, next)) = waiting.first().copied() {
-            self.deliveries[next as usize].first_at = self.now;
+        // Whoever comes next waited for it. So did the first, if it was put on its way again and this one, which was sent, had
+        // passed it.
+        let next = waiting.range((message.key, 0)..).next();
+        let first = waiting.first().filter(|_| record.last_post.is_some());
+        for (_, waited) in first.into_iter().chain(next) {
+            self.deliveries[*waited as usize].first_at = self.now;
         }
+    }
+
+    /// Since when nothing that a delivery has to wait for has been before it. What was put on its way again may stand before
+    /// it and be passed; who went from before that one was in the way of both.
+    pub(super) fn first_since(&self, delivery: usize) -> i64 {
+        let record = &self.deliveries[delivery];
+        let message = &self.messages[record.message as usize];
+        let line = match (self.endpoints[record.endpoint as usize].latest().ordering, message.order) {
+            (Order::Free, _) | (Order::Keyed, None) => return record.first_at,
+            (Order::Keyed, Some(order)) => order,
+            (Order::Fifo, _) => ALL,
+        };
+        let passed = self.lines.of.get(&(record.endpoint, line)).into_iter().flat_map(|waiting| {
+            waiting.range(..(message.key, 0)).map(|(_, passed)| self.deliveries[*passed as usize].first_at)
+        });
+        passed.fold(record.first_at, i64::max)
     }
 
     /// I18: no attempt of a later message is begun before the earlier one has ended. What a person puts on its way again comes
