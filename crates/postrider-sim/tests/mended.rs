@@ -7,18 +7,21 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 14] = [
+const ONCE_WRONG: [(u64, u64, &str); 17] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
     (349, 1_000, "a node that had been out of touch sent before it had heard of a pause"),
     (761, 1_000, "the lane of a deleted endpoint sent, without the limits of the endpoint"),
+    (1_339, 1_370, "the judge took a resend past a breaker that buries for the delivery's own try"),
     (2_229, 10_700, "a lane that was taken over had a full bucket when its settings came"),
     (4_399, 1_300, "what waited at a paused endpoint was given up by settings that had been replaced"),
     (5_051, 440, "the judge took a breaker for open that had been closed before the clock was set back"),
     (5_559, 2_760, "the judge took ten seconds for the longest that an outcome is on its way past a health set back"),
     (5_194, 10_600, "what waited behind one key filled its lane's memory, and nothing else of the lane was read"),
     (5_870, 900, "the judge took one that had passed a replay for one that nothing had been before since it came"),
+    (6_621, 6_100, "the same as 1339"),
+    (6_621, 10_700, "the same as 5051"),
     (20_171, 10_700, "a new message went before a row that had been told of before it"),
     (20_342, 10_700, "what had expired used up the rate of what had not"),
     (20_619, 10_700, "an attempt was counted from before its settings were read"),

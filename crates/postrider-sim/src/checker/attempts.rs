@@ -92,6 +92,9 @@ impl Judge {
         };
         self.posts[post].recorded = true;
         self.endpoints[self.deliveries[place].endpoint as usize].answered.retain(|answered| *answered != post);
+        if let Some(early) = self.posts[post].only_as_resend.filter(|_| !resend) {
+            self.object_early(place, early);
+        }
         // Which of two requests was the resend shows only now.
         if self.posts[post].resend != resend {
             self.posts[post].resend = resend;

@@ -171,11 +171,8 @@ impl Judge {
             self.endpoints[at].unjudged = true;
             return;
         }
-        let latest = endpoint.latest().breaker;
         // Whoever asked for a resend wants to see it tried, where nothing is held.
-        if self.posts[post].resend && latest.is_some_and(|plan| plan.buries) {
-            return;
-        }
+        let may_pass = self.posts[post].resend && endpoint.latest().breaker.is_some_and(|plan| plan.buries);
         // What is on record lags behind: one that was answered, and is not written down yet, may have been the probe.
         let settings = endpoint.latest();
         let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
@@ -184,10 +181,17 @@ impl Judge {
         if engine_begun < until {
             // Its time was up by the clock as it was then. What a probe closed stays so when the clock is set back.
             if !closers().any(|other| other.engine_begun >= until) {
-                self.object_to("I23", place, || {
-                    format!("begun {} ms before the breaker's time was up", until - engine_begun)
-                });
+                let early = until - engine_begun;
+                // Whether it was the resend shows when it is on record.
+                if may_pass {
+                    self.posts[post].only_as_resend = Some(early);
+                } else {
+                    self.object_early(place, early);
+                }
             }
+            return;
+        }
+        if may_pass {
             return;
         }
         let closed = closers()
@@ -217,6 +221,10 @@ impl Judge {
             }
             None => self.set_probe(place, post),
         }
+    }
+
+    pub(super) fn object_early(&mut self, place: usize, early: i64) {
+        self.object_to("I23", place, || format!("begun {early} ms before the breaker's time was up"));
     }
 
     fn set_probe(&mut self, place: usize, post: PostId) {

@@ -25,6 +25,8 @@ pub struct Post {
     pub recorded: bool,
     /// It is a resend, as far as can be told.
     pub resend: bool,
+    /// It must be: nothing else could have been sent at that moment. By how many milliseconds an open breaker forbade it.
+    pub only_as_resend: Option<i64>,
     /// Its process died or lost its lanes before it could be recorded.
     pub abandoned: bool,
 }
@@ -132,6 +134,7 @@ impl Judge {
             ended: None,
             recorded: false,
             resend,
+            only_as_resend: None,
             abandoned: false,
         });
         self.counts.attempts += 1;
@@ -163,18 +166,22 @@ impl Judge {
         if !delivery.resend || attempt != 1 {
             return false;
         }
+        let endpoint = &self.endpoints[delivery.endpoint as usize];
         // Of two at a time, one is the resend and one is not.
-        let live = &self.endpoints[delivery.endpoint as usize].live;
-        if live.iter().any(|other| {
+        if endpoint.live.iter().any(|other| {
             self.posts[*other].delivery == place && self.posts[*other].resend && !self.posts[*other].abandoned
         }) {
             return false;
         }
-        let own_is_due = delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due;
+        // A breaker that does not hold what comes buries it, and lets through only what was asked for.
+        let is_buried = endpoint.breaker.until.is_some_and(|until| engine_begun < until)
+            && endpoint.latest().breaker.is_some_and(|plan| plan.buries);
+        let own_is_due =
+            delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due && !is_buried;
         let own_is_under_way = delivery.last_post.is_some_and(|post| {
             !self.posts[post].resend && self.posts[post].ended.is_none() && !self.posts[post].abandoned
         });
-        !own_is_due || own_is_under_way || self.endpoints[delivery.endpoint as usize].latest().ordering != Order::Free
+        !own_is_due || own_is_under_way || endpoint.latest().ordering != Order::Free
     }
 
     pub fn arrived(&mut self, post: PostId) {
