@@ -7,7 +7,7 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 17] = [
+const ONCE_WRONG: [(u64, u64, &str); 18] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
@@ -20,6 +20,7 @@ const ONCE_WRONG: [(u64, u64, &str); 17] = [
     (5_559, 2_760, "the judge took ten seconds for the longest that an outcome is on its way past a health set back"),
     (5_194, 10_600, "what waited behind one key filled its lane's memory, and nothing else of the lane was read"),
     (5_870, 900, "the judge took one that had passed a replay for one that nothing had been before since it came"),
+    (6_351, 7_170, "the judge took a lane for free that had as many requests not on record as it may"),
     (6_621, 6_100, "the same as 1339"),
     (6_621, 10_700, "the same as 5051"),
     (20_171, 10_700, "a new message went before a row that had been told of before it"),

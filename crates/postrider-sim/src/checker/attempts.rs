@@ -91,6 +91,7 @@ impl Judge {
             return None;
         };
         self.posts[post].recorded = true;
+        self.note_saturation(self.deliveries[place].endpoint as usize);
         self.endpoints[self.deliveries[place].endpoint as usize].answered.retain(|answered| *answered != post);
         if let Some(early) = self.posts[post].only_as_resend.filter(|_| !resend) {
             self.object_early(place, early);

@@ -11,7 +11,7 @@ use crate::settings::Order;
 pub struct Ease {
     /// It was paused, tripped or limited at some time.
     pub hindered: bool,
-    /// When it last had as many requests under way as it may.
+    /// When it last had as many requests under way as it may, or as many that are not on record.
     pub saturated_at: i64,
 }
 
@@ -19,7 +19,8 @@ impl Judge {
     pub(super) fn note_saturation(&mut self, endpoint: usize) {
         let now = self.now;
         let endpoint = &mut self.endpoints[endpoint];
-        if endpoint.live.len() >= endpoint.latest().in_flight_max {
+        let unsettled = endpoint.live.len() + endpoint.answered.len();
+        if endpoint.live.len() >= endpoint.latest().in_flight_max || unsettled >= UNSETTLED_MAX {
             endpoint.ease.saturated_at = now;
         }
     }
@@ -58,6 +59,10 @@ impl Judge {
         }
     }
 }
+
+/// However many requests at a time an endpoint may get, a lane has no more than so many under way and answered but not on record:
+/// as many as a crash may repeat.
+const UNSETTLED_MAX: usize = 64;
 
 /// Blocked lanes are looked at again every five seconds, and hand-offs are given rows after as long.
 const LATE_MAX: i64 = 15_000;

@@ -197,11 +197,11 @@ impl Judge {
         let (message, endpoint) = self.keys_of(delivery);
         self.note(node as i8, Kind::Answered, [message, endpoint, answered.code(), post as i64]);
         self.posts[post].ended = Some((self.now, answered));
+        self.off_the_wire(post);
         // What our own machine lacked is never on record.
         if answered.kind != Answer::Failed(Fault::Local) {
             self.endpoints[self.deliveries[delivery].endpoint as usize].answered.push(post);
         }
-        self.off_the_wire(post);
     }
 
     /// The process is gone, and the connection with it.
