@@ -7,13 +7,15 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 18] = [
+const ONCE_WRONG: [(u64, u64, &str); 20] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
     (349, 1_000, "a node that had been out of touch sent before it had heard of a pause"),
     (761, 1_000, "the lane of a deleted endpoint sent, without the limits of the endpoint"),
     (1_339, 1_370, "the judge took a resend past a breaker that buries for the delivery's own try"),
+    (1_339, 1_715, "the judge took a resend for the delivery's own try, which was answered and not on record"),
+    (1_339, 1_925, "the judge took a resend past a probe that failed for the delivery's own try"),
     (2_229, 10_700, "a lane that was taken over had a full bucket when its settings came"),
     (4_399, 1_300, "what waited at a paused endpoint was given up by settings that had been replaced"),
     (5_051, 440, "the judge took a breaker for open that had been closed before the clock was set back"),

@@ -93,8 +93,8 @@ impl Judge {
         self.posts[post].recorded = true;
         self.note_saturation(self.deliveries[place].endpoint as usize);
         self.endpoints[self.deliveries[place].endpoint as usize].answered.retain(|answered| *answered != post);
-        if let Some(early) = self.posts[post].only_as_resend.filter(|_| !resend) {
-            self.object_early(place, early);
+        if let Some(complaint) = self.posts[post].only_as_resend.take().filter(|_| !resend) {
+            self.object_to("I23", place, || complaint);
         }
         // Which of two requests was the resend shows only now.
         if self.posts[post].resend != resend {

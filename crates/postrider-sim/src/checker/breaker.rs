@@ -171,8 +171,7 @@ impl Judge {
             self.endpoints[at].unjudged = true;
             return;
         }
-        // Whoever asked for a resend wants to see it tried, where nothing is held.
-        let may_pass = self.posts[post].resend && endpoint.latest().breaker.is_some_and(|plan| plan.buries);
+        let is_resend = self.posts[post].resend && endpoint.latest().breaker.is_some_and(|plan| plan.buries);
         // What is on record lags behind: one that was answered, and is not written down yet, may have been the probe.
         let settings = endpoint.latest();
         let failed = |answered| envelope::is_failure(&answered, envelope::class_of(&answered, settings));
@@ -182,16 +181,8 @@ impl Judge {
             // Its time was up by the clock as it was then. What a probe closed stays so when the clock is set back.
             if !closers().any(|other| other.engine_begun >= until) {
                 let early = until - engine_begun;
-                // Whether it was the resend shows when it is on record.
-                if may_pass {
-                    self.posts[post].only_as_resend = Some(early);
-                } else {
-                    self.object_early(place, early);
-                }
+                self.allow_as_resend(post, format!("begun {early} ms before the breaker's time was up"));
             }
-            return;
-        }
-        if may_pass {
             return;
         }
         let closed = closers()
@@ -203,6 +194,7 @@ impl Judge {
         let probe = endpoint.probe.filter(|probe| !self.posts[*probe].abandoned);
         let decided = probe.map(|probe| self.posts[probe].ended.map(|(_, answered)| (probe, answered)));
         match decided {
+            Some(None) if is_resend => {}
             Some(None) => self.object_to("I23", place, || "begun beside the probe of a half-open breaker".to_owned()),
             Some(Some((probe, answered))) => {
                 let endpoint = &self.endpoints[self.deliveries[place].endpoint as usize];
@@ -213,18 +205,29 @@ impl Judge {
                 let shut = settings.breaker.map_or(0, |plan| cool_down(plan, trips + 1));
                 let was_set = self.was_set_since(node, self.posts[probe].begun);
                 if envelope::is_failure(&answered, class) && engine_begun < again + shut && !was_set && !closed {
-                    self.object_to("I23", place, || "begun right after a probe that failed".to_owned());
+                    self.allow_as_resend(post, "begun right after a probe that failed".to_owned());
                 }
-                if class == Class::Ours {
+                if class == Class::Ours && !is_resend {
                     self.set_probe(place, post);
                 }
             }
+            None if is_resend => {}
             None => self.set_probe(place, post),
         }
     }
 
-    pub(super) fn object_early(&mut self, place: usize, early: i64) {
-        self.object_to("I23", place, || format!("begun {early} ms before the breaker's time was up"));
+    /// A breaker that does not hold what comes buries it, and lets through only what a person asked for. If it may be that, it
+    /// is; what it was shows when it is on record.
+    fn allow_as_resend(&mut self, post: PostId, complaint: String) {
+        let Post { delivery: place, number, resend, .. } = self.posts[post];
+        let buries =
+            self.endpoints[self.deliveries[place].endpoint as usize].latest().breaker.is_some_and(|plan| plan.buries);
+        if buries && (resend || self.may_be_resend(place, number)) {
+            self.posts[post].resend = true;
+            self.posts[post].only_as_resend = Some(complaint);
+        } else {
+            self.object_to("I23", place, || complaint);
+        }
     }
 
     fn set_probe(&mut self, place: usize, post: PostId) {

@@ -25,8 +25,8 @@ pub struct Post {
     pub recorded: bool,
     /// It is a resend, as far as can be told.
     pub resend: bool,
-    /// It must be: nothing else could have been sent at that moment. By how many milliseconds an open breaker forbade it.
-    pub only_as_resend: Option<i64>,
+    /// What is wrong with it if it is none.
+    pub only_as_resend: Option<String>,
     /// Its process died or lost its lanes before it could be recorded.
     pub abandoned: bool,
 }
@@ -138,13 +138,15 @@ impl Judge {
             abandoned: false,
         });
         self.counts.attempts += 1;
+        // Whether it can be anything but a resend depends on it, and all else on that.
+        self.check_breaker(post);
+        let resend = self.posts[post].resend;
         self.check_owner(post);
         self.check_state(post);
         self.check_alone(post);
         self.check_not_parked(post);
         self.check_cap(post);
         self.check_rates(post);
-        self.check_breaker(post);
         if !resend {
             self.check_order(post);
             self.check_due(post);
@@ -163,25 +165,30 @@ impl Judge {
     /// A resend counts its attempts by itself: it is taken for one if one was asked for, and the number is the first.
     fn is_resend(&self, place: usize, attempt: u32, engine_begun: i64) -> bool {
         let delivery = &self.deliveries[place];
-        if !delivery.resend || attempt != 1 {
-            return false;
-        }
         let endpoint = &self.endpoints[delivery.endpoint as usize];
-        // Of two at a time, one is the resend and one is not.
-        if endpoint.live.iter().any(|other| {
-            self.posts[*other].delivery == place && self.posts[*other].resend && !self.posts[*other].abandoned
-        }) {
+        if !self.may_be_resend(place, attempt) {
             return false;
         }
-        // A breaker that does not hold what comes buries it, and lets through only what was asked for.
-        let is_buried = endpoint.breaker.until.is_some_and(|until| engine_begun < until)
-            && endpoint.latest().breaker.is_some_and(|plan| plan.buries);
-        let own_is_due =
-            delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due && !is_buried;
+        let own_is_due = delivery.state == State::Open && delivery.attempts == 0 && engine_begun >= delivery.due;
+        // It is not begun again before it is on record; what our own machine lacked never is.
         let own_is_under_way = delivery.last_post.is_some_and(|post| {
-            !self.posts[post].resend && self.posts[post].ended.is_none() && !self.posts[post].abandoned
+            let Post { resend, recorded, abandoned, ended, .. } = self.posts[post];
+            let is_ours = ended.is_some_and(|(_, answered)| answered.kind == Answer::Failed(Fault::Local));
+            !resend && !recorded && !abandoned && !is_ours
         });
         !own_is_due || own_is_under_way || endpoint.latest().ordering != Order::Free
+    }
+
+    pub(super) fn may_be_resend(&self, place: usize, attempt: u32) -> bool {
+        let delivery = &self.deliveries[place];
+        // Of two at a time, one is the resend and one is not.
+        let is_under_way = || {
+            self.endpoints[delivery.endpoint as usize].live.iter().any(|other| {
+                let other = &self.posts[*other];
+                other.delivery == place && other.resend && !other.abandoned
+            })
+        };
+        delivery.resend && attempt == 1 && !is_under_way()
     }
 
     pub fn arrived(&mut self, post: PostId) {
