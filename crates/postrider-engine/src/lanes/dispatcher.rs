@@ -295,7 +295,6 @@ impl<C> Dispatcher<C> {
         self.lanes_that(|its| its == app)
     }
 
-    /// Whose lane it is, if it is open.
     /// What a lane goes by, if it is open.
     pub fn settings_of(&self, endpoint: EndpointKey) -> Option<LaneSettings> {
         self.lanes.get(&endpoint).map(|lane| lane.settings)
