@@ -7,7 +7,7 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 20] = [
+const ONCE_WRONG: [(u64, u64, &str); 21] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
@@ -18,6 +18,7 @@ const ONCE_WRONG: [(u64, u64, &str); 20] = [
     (1_339, 1_925, "the judge took a resend past a probe that failed for the delivery's own try"),
     (2_229, 10_700, "a lane that was taken over had a full bucket when its settings came"),
     (4_399, 1_300, "what waited at a paused endpoint was given up by settings that had been replaced"),
+    (4_597, 10_700, "what was not sent was given back at a lower rate than it had been taken at"),
     (5_051, 440, "the judge took a breaker for open that had been closed before the clock was set back"),
     (5_559, 2_760, "the judge took ten seconds for the longest that an outcome is on its way past a health set back"),
     (5_194, 10_600, "what waited behind one key filled its lane's memory, and nothing else of the lane was read"),

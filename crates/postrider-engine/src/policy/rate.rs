@@ -10,6 +10,8 @@ pub struct Bucket {
     full_at: i64,
     /// When something was last taken, in the same.
     taken_at: i64,
+    /// What one of those took that were taken then, at least: the rate may have changed since.
+    taken: i64,
 }
 
 const SECOND: i64 = 1_000_000;
@@ -17,7 +19,8 @@ const SECOND: i64 = 1_000_000;
 impl Bucket {
     /// `None` where there is no limit.
     pub fn new(per_second: Option<u32>) -> Option<Self> {
-        per_second.filter(|rate| *rate > 0).map(|per_second| Self { per_second, full_at: i64::MIN, taken_at: i64::MIN })
+        let per_second = per_second.filter(|rate| *rate > 0)?;
+        Some(Self { per_second, full_at: i64::MIN, taken_at: i64::MIN, taken: 0 })
     }
 
     /// Full no sooner than if it had been emptied then.
@@ -33,7 +36,7 @@ impl Bucket {
 
     /// A changed rate keeps what has been used up: setting a limit anew is not a way around it.
     pub fn with_rate(self, per_second: Option<u32>) -> Option<Self> {
-        Self::new(per_second).map(|bucket| Self { full_at: self.full_at, taken_at: self.taken_at, ..bucket })
+        Self::new(per_second).map(|bucket| Self { per_second: bucket.per_second, ..self })
     }
 
     /// Ready now, or the time from which it will be.
@@ -51,6 +54,7 @@ impl Bucket {
 
     pub fn take(&mut self, now: Timestamp) {
         let now = now.as_millis().saturating_mul(1_000);
+        self.taken = if self.taken_at == now { self.taken.min(self.cost()) } else { self.cost() };
         self.taken_at = now;
         self.full_at = self.full_at.max(now).saturating_add(self.cost());
     }
@@ -59,7 +63,7 @@ impl Bucket {
     /// bucket would be without it.
     pub fn give_back(&mut self, taken_at: Timestamp) {
         if taken_at.as_millis().saturating_mul(1_000) == self.taken_at {
-            self.full_at = self.full_at.saturating_sub(self.cost());
+            self.full_at = self.full_at.saturating_sub(self.taken);
         }
     }
 
@@ -111,6 +115,22 @@ mod tests {
         bucket.give_back(start);
         bucket.take(rested);
         assert_eq!(bucket.ready(rested), Err(Timestamp::from_millis(12_500)), "something was taken since");
+    }
+
+    #[test]
+    fn no_more_is_given_back_than_was_taken_when_the_rate_was_another() {
+        let start = Timestamp::from_millis(10_000);
+        let mut bucket = Bucket::new(Some(100)).expect("a limit").emptied(Timestamp::from_millis(9_990));
+        bucket.take(start);
+        let mut slower = bucket.with_rate(Some(4)).expect("a limit");
+        slower.give_back(start);
+        assert_eq!(slower.ready(start), Err(Timestamp::from_millis(10_240)));
+        // Both at once, and one before the change: neither gives back more than the cheaper one took.
+        let mut both = bucket.with_rate(Some(4)).expect("a limit");
+        both.take(start);
+        both.give_back(start);
+        both.give_back(start);
+        assert_eq!(both.ready(start), Err(Timestamp::from_millis(10_480)));
     }
 
     #[test]
