@@ -71,16 +71,17 @@ impl Judge {
             let ahead = post.engine_begun - started;
             (ahead < 0, ahead.abs(), post.resend != resend)
         };
-        let latest = self.deliveries[place].last_post.filter(|post| {
-            let post = &self.posts[*post];
-            fits(post) && distance(post) == (false, 0, false)
-        });
-        let found = latest.or_else(|| {
-            let from = self.posts.len().saturating_sub(LOOK_BACK);
-            (from..self.posts.len())
-                .filter(|post| fits(&self.posts[*post]))
-                .min_by_key(|post| distance(&self.posts[*post]))
-        });
+        // What was answered names the request, except where it is said instead where a redirect leads.
+        let named = std::str::from_utf8(&attempt.response).ok().and_then(|name| name.parse().ok());
+        let found = match named {
+            Some(post) => Some(post).filter(|post| self.posts.get(*post).is_some_and(fits)),
+            None => {
+                let from = self.posts.len().saturating_sub(LOOK_BACK);
+                (from..self.posts.len())
+                    .filter(|post| fits(&self.posts[*post]))
+                    .min_by_key(|post| distance(&self.posts[*post]))
+            }
+        };
         let Some(post) = found else {
             let status = attempt.status;
             self.object_to("I14", place, || {
