@@ -20,7 +20,7 @@ mod support;
 
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
-use machine::{Disk, Injection, faults_can_be_injected, interposed_clock, skip};
+use machine::{Disk, Injection, faults_can_be_injected, interposed_clock};
 use overload::{Crowd, Rates, Sink, Tally, peak_memory};
 use postrider::clock;
 use rand::{Rng, RngExt, SeedableRng};
@@ -42,6 +42,7 @@ use support::{
     api::Client,
     receiver::Receiver,
     server::Server,
+    skip::skip,
     stores::{StoreKind, on_both_stores},
 };
 

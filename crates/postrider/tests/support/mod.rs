@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod house;
 pub mod receiver;
 pub mod server;
+pub mod skip;
 pub mod stores;
 pub mod world;
 

@@ -103,19 +103,6 @@ pub fn faults_can_be_injected() -> Result<(), String> {
     told.map(drop).map_err(|why| format!("strace is not there or may not trace: {why}"))
 }
 
-/// For what cannot be tried on this machine. Panics unless that is allowed: nobody reads the words of a test that passes, and
-/// what was never tried would be taken for sound.
-pub fn skip(why: &str) {
-    let may_skip = env::var("MAY_SKIP").is_ok_and(|value| value == "1");
-    assert!(may_skip, "{why}. With MAY_SKIP=1 in the environment what cannot be tried is skipped.");
-    println!("SKIPPED: {why}");
-    // Where the tests run unseen, what passes says nothing.
-    if let Some(list) = env::var_os("SKIPPED_TO") {
-        let list = fs::OpenOptions::new().create(true).append(true).open(list);
-        writeln!(list.expect("a list that can be written"), "{why}").expect("a list that can be written");
-    }
-}
-
 fn run(program: &str, words: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(words).output().map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
