@@ -1,6 +1,7 @@
 //! Addresses that nobody may make us call, and ways to write them. Taken from IANA's registries and the clouds' manuals, not
 //! from the guard's own table.
 
+use rand::RngExt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const BLOCKS_V4: &[&str] = &[
@@ -39,6 +40,7 @@ const BLOCKS_V6: &[&str] = &[
     "64:ff9b:1::/48",
     "100::/64",
     "100:0:0:1::/64",
+    "2001::/23",
     "2001::/32",
     "2001:2::/48",
     "2001:10::/28",
@@ -84,6 +86,50 @@ pub fn forbidden() -> Vec<IpAddr> {
     all.sort();
     all.dedup();
     all
+}
+
+/// All blocks of IPv4, in order, those that touch as one.
+pub fn ranges_v4() -> Vec<(u32, u32)> {
+    let narrow = |bits: u128| u32::try_from(bits).unwrap();
+    let mut ranges: Vec<(u32, u32)> =
+        BLOCKS_V4.iter().map(|block| ends(block)).map(|(first, last)| (narrow(first), narrow(last))).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(u32, u32)> = Vec::new();
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+/// What is not among what was ever given out, or is special there.
+pub fn is_forbidden_v6(address: Ipv6Addr) -> bool {
+    let bits = address.to_bits();
+    let is_given_out = (0x2000_u128 << 112..0x4000_u128 << 112).contains(&bits);
+    !is_given_out || BLOCKS_V6.iter().map(|block| ends(block)).any(|(first, last)| (first..=last).contains(&bits))
+}
+
+/// Random ones: anywhere, in or right beside a block, and with an IPv4 address wrapped in them.
+pub fn sample_v6(chance: &mut impl RngExt) -> Ipv6Addr {
+    let bits: u128 = match chance.random_range(0..4) {
+        0 => chance.random(),
+        1 => (0b001 << 125) | (chance.random::<u128>() >> 3),
+        2 => {
+            let (first, last) = ends(BLOCKS_V6[chance.random_range(0..BLOCKS_V6.len())]);
+            match chance.random_range(0..4) {
+                0 => first.wrapping_sub(1),
+                1 => last.wrapping_add(1),
+                _ => chance.random_range(first..=last),
+            }
+        }
+        _ => {
+            let (wrap, shift) = WRAPS[chance.random_range(0..WRAPS.len())];
+            wrap.parse::<Ipv6Addr>().unwrap().to_bits() | (u128::from(chance.random::<u32>()) << shift)
+        }
+    };
+    Ipv6Addr::from_bits(bits)
 }
 
 fn ends(block: &str) -> (u128, u128) {

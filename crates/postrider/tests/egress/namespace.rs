@@ -32,13 +32,14 @@ impl Namespaces {
             }
         }
         ip(&format!("-n {inside} addr add {OURS}/24 dev wire"))?;
-        // Where a link has no address of IPv6, nothing leaves by it, trap or not.
-        ip(&format!("-n {inside} addr add 2606:4700::1/64 dev trap nodad"))?;
+        ip(&format!("-n {inside} addr add 2606:4700::1/64 dev wire nodad"))?;
         for address in [RECEIVER, NAME_SERVER] {
             ip(&format!("-n {outside} addr add {address}/24 dev wire"))?;
         }
         ip(&format!("-n {inside} route add default dev trap"))?;
-        ip(&format!("-n {inside} -6 route add default dev trap"))?;
+        // A link that has an address of IPv6 tells its neighbours, so the trap has none and knows its neighbour by heart.
+        ip(&format!("-n {inside} -6 neigh add fe80::1 lladdr 02:00:00:00:00:01 dev trap nud permanent"))?;
+        ip(&format!("-n {inside} -6 route add default via fe80::1 dev trap onlink"))?;
         Ok(made)
     }
 
