@@ -267,7 +267,7 @@ impl Directory {
             }
         };
         // Whether plain http is welcome is decided when an endpoint is made, not each time it is called.
-        let url_rules = UrlRules { https_only: false, guard: &self.guard, ports_opened: &[] };
+        let url_rules = UrlRules { https_only: false, guard: &self.guard };
         EndpointEntry {
             key: endpoint.key,
             lane: LaneSettings {

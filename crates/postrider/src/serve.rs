@@ -99,11 +99,15 @@ impl Server {
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
 
-        let guard = AddressGuard::new(settings.allow_subnets.clone());
+        let guard = AddressGuard::new(settings.allow_subnets.clone()).opening_ports(settings.allow_ports.clone());
         let extra_ca_pem = read_pem(settings.extra_ca_file.as_deref())?;
         let https_only = settings.https_only;
-        let transport =
-            Transport::new(TransportConfig { extra_ca_pem, https_only, ..TransportConfig::new(guard.clone()) })?;
+        let transport = Transport::new(TransportConfig {
+            extra_ca_pem,
+            https_only,
+            proxy: settings.egress_proxy.clone(),
+            ..TransportConfig::new(guard.clone())
+        })?;
         let guard = Arc::new(guard);
         let rules = Arc::new(settings.rules.layer());
         let directory =

@@ -275,7 +275,7 @@ fn transport() -> Transport {
 }
 
 fn url(receiver: SocketAddr) -> EndpointUrl {
-    let rules = UrlRules { https_only: false, guard: &guard(), ports_opened: &[] };
+    let rules = UrlRules { https_only: false, guard: &guard() };
     EndpointUrl::parse(&format!("http://{receiver}/hooks"), &rules).unwrap()
 }
 

@@ -455,7 +455,7 @@ fn transport_trusting(authority: &Authority) -> Transport {
 }
 
 fn parse(text: &str, allow: &[&str]) -> EndpointUrl {
-    let rules = UrlRules { https_only: false, guard: &guard(allow), ports_opened: &[] };
+    let rules = UrlRules { https_only: false, guard: &guard(allow) };
     EndpointUrl::parse(text, &rules).unwrap()
 }
 

@@ -410,7 +410,7 @@ fn guard() -> AddressGuard {
 }
 
 fn parse(text: &str) -> EndpointUrl {
-    let rules = UrlRules { https_only: false, guard: &guard(), ports_opened: &[] };
+    let rules = UrlRules { https_only: false, guard: &guard() };
     EndpointUrl::parse(text, &rules).unwrap()
 }
 

@@ -161,7 +161,7 @@ impl Receiver {
 
     async fn post(&self, scheme: &str, timeouts: Timeouts) -> Exchange {
         let guard = AddressGuard::new(vec!["127.0.0.0/8".parse().unwrap()]);
-        let rules = UrlRules { https_only: false, guard: &guard, ports_opened: &[] };
+        let rules = UrlRules { https_only: false, guard: &guard };
         let url = EndpointUrl::parse(&format!("{scheme}://{}/hooks", self.address), &rules).unwrap();
         Transport::new(TransportConfig::new(guard.clone()))
             .unwrap()

@@ -26,6 +26,9 @@ pub struct Args {
     /// Let deliveries go to this private or otherwise special range (repeatable)
     #[arg(long = "allow-subnet", value_name = "CIDR")]
     allow_subnets: Vec<String>,
+    /// Let endpoints have this port besides the usual ones (repeatable)
+    #[arg(long = "allow-port", value_name = "PORT")]
+    allow_ports: Vec<String>,
     /// Refuse endpoints whose URL is not https
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     https_only: Option<String>,
@@ -101,7 +104,8 @@ impl Args {
         ];
         let single = single.into_iter().filter_map(|(key, value)| Some((key, value.clone()?)));
         let subnets = self.allow_subnets.iter().map(|subnet| ("allow_subnets", subnet.clone()));
+        let ports = self.allow_ports.iter().map(|port| ("allow_ports", port.clone()));
         let outboxes = self.outboxes.iter().map(|url| ("outboxes", url.clone()));
-        self.place.settings(single.chain(subnets).chain(outboxes).collect())
+        self.place.settings(single.chain(subnets).chain(ports).chain(outboxes).collect())
     }
 }

@@ -175,12 +175,28 @@ pub const KEYS: &[Key] = &[
         about: "Ranges that deliveries may go to although they are private, loopback or otherwise special, such as `127.0.0.0/8` or `fd00::/8`. Everything special is refused unless a range here holds it.",
     },
     Key {
+        name: "allow_ports",
+        form: Form::List,
+        default: Some(""),
+        secret: false,
+        flag: Some("--allow-port"),
+        about: "Ports that endpoints may have besides 80, 443 and those from 1024 up that no well-known service has.",
+    },
+    Key {
         name: "https_only",
         form: Form::Switch,
         default: Some("false"),
         secret: false,
         flag: Some("--https-only"),
         about: "Refuse endpoints whose URL is not `https://`. Off by default, so that a first try works; turn it on in production.",
+    },
+    Key {
+        name: "egress_proxy",
+        form: Form::Text,
+        default: None,
+        secret: true,
+        flag: None,
+        about: "An HTTP proxy that all deliveries go by, `http://host:port` or `http://user:password@host:port`. It is asked to `CONNECT` to addresses, never to names: names are still looked up and judged here. `HTTP_PROXY` and its like in the environment are not looked at.",
     },
     Key {
         name: "body_max",

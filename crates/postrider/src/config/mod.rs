@@ -16,6 +16,7 @@ pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
 use crate::rules::{Rules, path_of};
+use crate::transport::{EgressProxy, NotAProxy};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
@@ -31,7 +32,7 @@ use std::{
 };
 use tracing_subscriber::EnvFilter;
 use url::Url;
-use values::Size;
+use values::{Port, Size};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -47,7 +48,11 @@ pub struct Settings {
     pub public_url: Option<Url>,
     /// Ranges that deliveries may go to although they are private or otherwise special.
     pub allow_subnets: Vec<IpNet>,
+    /// Ports that endpoints may have besides the usual ones.
+    pub allow_ports: Vec<u16>,
     pub https_only: bool,
+    /// All deliveries go out by way of it.
+    pub egress_proxy: Option<EgressProxy>,
     /// Bytes of a request's body.
     pub body_max: usize,
     pub connections_max: usize,
@@ -221,7 +226,9 @@ struct Raw {
     lease: Span,
     public_url: Option<Url>,
     allow_subnets: Vec<IpNet>,
+    allow_ports: Vec<Port>,
     https_only: bool,
+    egress_proxy: Option<Hidden>,
     body_max: Size,
     connections_max: u32,
     retention_payloads: Span,
@@ -279,6 +286,9 @@ impl Raw {
         if !LEASE_RANGE.contains(&self.lease.0) {
             return Err(("lease", "must be between 1s and 60s".to_owned()));
         }
+        let egress_proxy = self.egress_proxy.as_ref().map(|url| url.reveal().parse());
+        let egress_proxy =
+            egress_proxy.transpose().map_err(|reason: NotAProxy| ("egress_proxy", reason.to_string()))?;
         if let Some(url) = &self.public_url {
             check_public_url(url).map_err(|reason| ("public_url", reason))?;
         }
@@ -318,7 +328,9 @@ impl Raw {
             lease: self.lease.0,
             public_url: self.public_url,
             allow_subnets: self.allow_subnets,
+            allow_ports: self.allow_ports.into_iter().map(|port| port.0).collect(),
             https_only: self.https_only,
+            egress_proxy,
             body_max: usize::try_from(self.body_max.0).unwrap_or(usize::MAX),
             connections_max: usize::try_from(self.connections_max).unwrap_or(usize::MAX),
             retention_payloads: self.retention_payloads.0,

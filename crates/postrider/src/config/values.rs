@@ -95,6 +95,40 @@ pub fn show_duration(duration: Duration) -> String {
     text
 }
 
+/// A number in the file, text in a variable or a flag.
+pub struct Port(pub u16);
+
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Port;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a port from 1 to 65535")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Port, E> {
+                let port = u16::try_from(number).ok().filter(|port| *port > 0);
+                port.map(Port).ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Port, E> {
+                let positive = u64::try_from(number);
+                positive
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))
+                    .and_then(|it| self.visit_u64(it))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Port, E> {
+                let number = text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))?;
+                self.visit_u64(number)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
 /// Bytes: a number, or text with `KiB`, `MiB` or `GiB`.
 pub struct Size(pub u64);
 

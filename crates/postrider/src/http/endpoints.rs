@@ -343,7 +343,7 @@ impl EndpointPatch {
 
 impl Api {
     fn url_rules(&self) -> UrlRules<'_> {
-        UrlRules { https_only: self.settings.https_only, guard: &self.guard, ports_opened: &self.settings.ports_opened }
+        UrlRules { https_only: self.settings.https_only, guard: &self.guard }
     }
 
     /// What is sealed in an endpoint.
@@ -639,13 +639,13 @@ mod tests {
 
     fn read(body: &str) -> Result<(Wanted, Private), Error> {
         let guard = AddressGuard::new(Vec::new());
-        let rules = UrlRules { https_only: false, guard: &guard, ports_opened: &[] };
+        let rules = UrlRules { https_only: false, guard: &guard };
         parse::<EndpointIn>(body.as_bytes())?.wanted(&rules, &mut ChaCha20Rng::seed_from_u64(1))
     }
 
     fn patched(body: &str) -> Result<Endpoint, Error> {
         let guard = AddressGuard::new(Vec::new());
-        let rules = UrlRules { https_only: true, guard: &guard, ports_opened: &[] };
+        let rules = UrlRules { https_only: true, guard: &guard };
         parse::<EndpointPatch>(body.as_bytes())?.apply(&endpoint(), &rules, NOW)
     }
 

@@ -80,21 +80,13 @@ pub struct ApiSettings {
     pub body_max: usize,
     /// Endpoints must have an https URL.
     pub https_only: bool,
-    /// Ports that endpoints may have besides the usual ones.
-    pub ports_opened: Vec<u16>,
     /// How endpoints are treated where nobody nearer says anything.
     pub rules: Arc<Layer>,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self {
-            public_url: None,
-            body_max: 1024 * 1024,
-            https_only: false,
-            ports_opened: Vec::new(),
-            rules: Arc::default(),
-        }
+        Self { public_url: None, body_max: 1024 * 1024, https_only: false, rules: Arc::default() }
     }
 }
 

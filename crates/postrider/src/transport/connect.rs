@@ -2,9 +2,10 @@
 //!
 //! Only addresses that the guard saw are dialled, and the peer is compared with the one we meant, so a
 //! name that changes its answer between lookup and connect gains nothing. Proxies from the environment are
-//! ignored: they would dial for us, unvetted.
+//! ignored: they would dial for us, unvetted. One that the settings name is told vetted addresses only.
 
 use super::failure::Failure;
+use super::proxy::EgressProxy;
 use super::resolve::Resolver;
 use super::url::Destination;
 use postrider_store::step;
@@ -28,6 +29,7 @@ use tokio_rustls::client::TlsStream;
 pub(super) struct Connector {
     resolver: Resolver,
     tls: TlsConnector,
+    proxy: Option<EgressProxy>,
 }
 
 pub(super) struct Link {
@@ -57,14 +59,21 @@ pub enum ExtraCaError {
 }
 
 impl Connector {
-    pub fn new(resolver: Resolver, extra_ca_pem: Option<&[u8]>) -> Result<Self, ExtraCaError> {
-        Ok(Self { resolver, tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)) })
+    pub fn new(
+        resolver: Resolver,
+        extra_ca_pem: Option<&[u8]>,
+        proxy: Option<EgressProxy>,
+    ) -> Result<Self, ExtraCaError> {
+        Ok(Self { resolver, tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)), proxy })
     }
 
     pub async fn open(&self, destination: &Destination) -> Result<Link, Failure> {
         step!("send.connecting");
         let addresses = self.resolver.vetted(&destination.host, destination.port).await?;
-        let tcp = dial_first(&addresses).await?;
+        let tcp = match &self.proxy {
+            None => dial_first(&addresses).await?,
+            Some(proxy) => proxy.tunnel(&addresses).await?,
+        };
         let Some(name) = &destination.tls else {
             return Ok(Link { stream: Stream::Plain(tcp), protocol: Protocol::Http1 });
         };
@@ -109,7 +118,7 @@ async fn dial_first(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
     }
 }
 
-async fn dial(address: SocketAddr) -> Result<TcpStream, Failure> {
+pub(super) async fn dial(address: SocketAddr) -> Result<TcpStream, Failure> {
     let stream = TcpStream::connect(address).await.map_err(|error| {
         // On IPv6 this says that the machine has no IPv6; on IPv4, that its ports are used up.
         if error.kind() == io::ErrorKind::AddrNotAvailable && address.is_ipv4() {

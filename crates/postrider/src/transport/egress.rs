@@ -1,4 +1,4 @@
-//! Which addresses may be dialled.
+//! Which addresses and ports may be dialled.
 //!
 //! Customers choose the URLs we call, and we sit inside somebody's network: without this list an
 //! endpoint is a way to make us talk to the operator's database or to a cloud's metadata service. So
@@ -15,11 +15,13 @@ pub struct AddressGuard {
     lists: Arc<Lists>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Lists {
     allow: Vec<IpNet>,
     /// Sorted. Our own public address would be a way round to our own API.
     own: Vec<IpAddr>,
+    /// That the operator opened besides the usual ones.
+    ports: Vec<u16>,
 }
 
 /// Says nothing about the address, so that no message built from it can tell a stranger about our network.
@@ -39,6 +41,17 @@ impl AddressGuard {
             }
         };
         Self::with_own(allow, own)
+    }
+
+    /// The same, with ports besides the usual ones.
+    pub fn opening_ports(self, ports: Vec<u16>) -> Self {
+        let Lists { allow, own, .. } = Arc::unwrap_or_clone(self.lists);
+        Self { lists: Arc::new(Lists { allow, own, ports }) }
+    }
+
+    pub fn check_port(&self, port: u16) -> Result<(), Forbidden> {
+        let usual = matches!(port, 80 | 443) || (port >= 1024 && !SERVICE_PORTS.contains(&port));
+        if usual || self.lists.ports.contains(&port) { Ok(()) } else { Err(Forbidden) }
     }
 
     pub fn check(&self, address: IpAddr) -> Result<(), Forbidden> {
@@ -64,7 +77,7 @@ impl AddressGuard {
 
     fn with_own(allow: Vec<IpNet>, mut own: Vec<IpAddr>) -> Self {
         own.sort_unstable();
-        Self { lists: Arc::new(Lists { allow, own }) }
+        Self { lists: Arc::new(Lists { allow, own, ports: Vec::new() }) }
     }
 
     fn allows(&self, address: IpAddr) -> bool {
@@ -140,6 +153,13 @@ const FORBIDDEN_V4: [Block; 16] = [
 /// 2001::/23 has a few global parts (anycast, ORCHID); none of them receives webhooks either.
 const FORBIDDEN_V6: [(u128, u32); 4] =
     [(0x2001_0000 << 96, 23), (0x2001_0db8 << 96, 32), (0x2002_0000 << 96, 16), (0x3fff_0000 << 96, 20)];
+
+/// Databases, caches, brokers, control planes and remote desktops: a request that reaches one of them by
+/// way of us is an attack, not a webhook.
+const SERVICE_PORTS: [u16; 37] = [
+    1433, 1434, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5671, 5672, 5900, 5984, 5985,
+    5986, 6000, 6379, 6380, 6443, 6667, 8500, 9042, 9092, 9200, 9300, 10250, 10255, 11211, 27017, 27018, 27019, 50070,
+];
 
 #[cfg(test)]
 mod tests {

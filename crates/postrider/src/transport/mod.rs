@@ -8,12 +8,14 @@ pub mod egress;
 mod failure;
 mod meter;
 mod pool;
+mod proxy;
 mod redirect;
 mod resolve;
 pub mod url;
 
 pub use connect::ExtraCaError;
 pub use egress::{AddressGuard, Forbidden};
+pub use proxy::{EgressProxy, NotAProxy};
 pub use redirect::REDIRECTS_MAX;
 pub use resolve::NameServers;
 pub use url::{EndpointUrl, UrlError, UrlRules};
@@ -50,9 +52,10 @@ pub struct TransportConfig {
     /// Certificate authorities to trust besides the public ones.
     pub extra_ca_pem: Option<Vec<u8>>,
     pub name_servers: NameServers,
+    /// Everything goes out by way of it.
+    pub proxy: Option<EgressProxy>,
     /// As for the URL of an endpoint: a redirect leads nowhere that a customer could not have named.
     pub https_only: bool,
-    pub ports_opened: Vec<u16>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -141,13 +144,7 @@ impl Exchange {
 
 impl TransportConfig {
     pub fn new(guard: AddressGuard) -> Self {
-        Self {
-            guard,
-            extra_ca_pem: None,
-            name_servers: NameServers::System,
-            https_only: false,
-            ports_opened: Vec::new(),
-        }
+        Self { guard, extra_ca_pem: None, name_servers: NameServers::System, proxy: None, https_only: false }
     }
 }
 
@@ -156,13 +153,9 @@ impl Transport {
         let resolver = Resolver::new(&config.name_servers, config.guard.clone())
             .map_err(|error| TransportError::Resolver(error.to_string()))?;
         Ok(Self {
-            connector: Arc::new(Connector::new(resolver, config.extra_ca_pem.as_deref())?),
+            connector: Arc::new(Connector::new(resolver, config.extra_ca_pem.as_deref(), config.proxy)?),
             pool: Arc::default(),
-            rules: Arc::new(RedirectRules {
-                https_only: config.https_only,
-                guard: config.guard,
-                ports_opened: config.ports_opened,
-            }),
+            rules: Arc::new(RedirectRules { https_only: config.https_only, guard: config.guard }),
         })
     }
 
@@ -392,12 +385,11 @@ impl Transport {
 struct RedirectRules {
     https_only: bool,
     guard: AddressGuard,
-    ports_opened: Vec<u16>,
 }
 
 impl RedirectRules {
     fn as_url_rules(&self) -> UrlRules<'_> {
-        UrlRules { https_only: self.https_only, guard: &self.guard, ports_opened: &self.ports_opened }
+        UrlRules { https_only: self.https_only, guard: &self.guard }
     }
 }
 

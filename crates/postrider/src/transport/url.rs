@@ -18,8 +18,6 @@ use url::{Position, Url};
 pub struct UrlRules<'a> {
     pub https_only: bool,
     pub guard: &'a AddressGuard,
-    /// Ports that the operator opened besides the usual ones.
-    pub ports_opened: &'a [u16],
 }
 
 #[derive(Clone)]
@@ -132,7 +130,7 @@ impl EndpointUrl {
         url.set_fragment(None);
         let host = vet_host(&mut url, rules.guard)?;
         let port = url.port_or_known_default().expect("http and https have default ports");
-        vet_port(port, rules.ports_opened)?;
+        rules.guard.check_port(port).map_err(|_| UrlError::Port(port))?;
         // What is stored is read again at each start, by the same rules as what was typed.
         if url.as_str().len() > LENGTH_MAX {
             return Err(UrlError::TooLong(url.as_str().len()));
@@ -255,21 +253,9 @@ fn is_host_name(name: &str) -> bool {
         })
 }
 
-fn vet_port(port: u16, opened: &[u16]) -> Result<(), UrlError> {
-    let usual = matches!(port, 80 | 443) || (port >= 1024 && !SERVICE_PORTS.contains(&port));
-    if usual || opened.contains(&port) { Ok(()) } else { Err(UrlError::Port(port)) }
-}
-
 const LENGTH_MAX: usize = 2048;
 
 const PRIVATE_ZONES: [&str; 4] = ["local", "internal", "localdomain", "home.arpa"];
-
-/// Databases, caches, brokers, control planes and remote desktops: a request that reaches one of them by
-/// way of us is an attack, not a webhook.
-const SERVICE_PORTS: [u16; 37] = [
-    1433, 1434, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5671, 5672, 5900, 5984, 5985,
-    5986, 6000, 6379, 6380, 6443, 6667, 8500, 9042, 9092, 9200, 9300, 10250, 10255, 11211, 27017, 27018, 27019, 50070,
-];
 
 #[cfg(test)]
 mod tests {
@@ -277,7 +263,7 @@ mod tests {
 
     fn parse_with(text: &str, allow: &[&str]) -> Result<EndpointUrl, UrlError> {
         let guard = AddressGuard::new(allow.iter().map(|net| net.parse().unwrap()).collect());
-        let rules = UrlRules { https_only: false, guard: &guard, ports_opened: &[] };
+        let rules = UrlRules { https_only: false, guard: &guard };
         EndpointUrl::parse(text, &rules)
     }
 
@@ -410,9 +396,11 @@ mod tests {
         for port in [80, 443, 1024, 8080, 8443, 65535] {
             assert!(parse(&format!("http://example.com:{port}/")).is_ok(), "{port}");
         }
-        let guard = AddressGuard::new(Vec::new());
-        let opened = UrlRules { https_only: false, guard: &guard, ports_opened: &[81] };
-        assert!(EndpointUrl::parse("http://example.com:81/", &opened).is_ok());
+        let guard = AddressGuard::new(Vec::new()).opening_ports(vec![81, 5432]);
+        let opened = UrlRules { https_only: false, guard: &guard };
+        for (port, expected) in [(81, true), (5432, true), (82, false), (8080, true)] {
+            assert_eq!(EndpointUrl::parse(&format!("http://example.com:{port}/"), &opened).is_ok(), expected, "{port}");
+        }
     }
 
     #[test]
@@ -421,7 +409,7 @@ mod tests {
             assert!(matches!(parse(text), Err(UrlError::Scheme(_))), "{text}");
         }
         let guard = AddressGuard::new(Vec::new());
-        let strict = UrlRules { https_only: true, guard: &guard, ports_opened: &[] };
+        let strict = UrlRules { https_only: true, guard: &guard };
         assert_eq!(EndpointUrl::parse("http://example.com/", &strict), Err(UrlError::PlainHttp));
         assert!(EndpointUrl::parse("https://example.com/", &strict).is_ok());
     }
@@ -465,7 +453,7 @@ mod tests {
     #[test]
     fn a_location_is_read_from_where_it_stands_and_vetted_like_any_url() {
         let guard = AddressGuard::new(Vec::new());
-        let rules = UrlRules { https_only: true, guard: &guard, ports_opened: &[] };
+        let rules = UrlRules { https_only: true, guard: &guard };
         let from = parse("https://example.com:8443/a/b?c=d").unwrap();
         for (location, expected) in [
             ("/x", Ok("https://example.com:8443/x")),
