@@ -1,5 +1,5 @@
-//! Signs and verifies webhooks as [Standard Webhooks](https://www.standardwebhooks.com) describes, and in two
-//! forms besides that others have made common: [`stripe_header`] and [`scheme_header`].
+//! Signs and verifies webhooks as [Standard Webhooks](https://www.standardwebhooks.com) describes, and in
+//! forms besides that others have made common: [`stripe_header`], [`scheme_header`] and [`github_header`].
 //!
 //! A crate of its own, because both ends need it: the server signs each attempt, and whoever receives
 //! one wants to verify it without taking on a server. So it does no IO and reads no clock; the time is
@@ -22,14 +22,16 @@
 //! # Ok::<(), postrider_signature::SecretError>(())
 //! ```
 
+mod ed25519;
 mod headers;
 mod pairs;
 mod secret;
 mod sign;
 mod verify;
 
+pub use ed25519::{PrivateKey, PublicKey};
 pub use headers::{HeaderNames, SVIX_HEADERS, Signed, WEBHOOK_HEADERS};
-pub use pairs::{scheme_header, stripe_header};
-pub use secret::{Secret, SecretError};
-pub use sign::{SigningKey, sign};
-pub use verify::{Verifier, VerifyError};
+pub use pairs::{github_header, scheme_header, stripe_header};
+pub use secret::{Secret, SecretError, SigningSecret};
+pub use sign::{SharedKey, SigningKey, sign};
+pub use verify::{Verifier, VerifyError, VerifyingSecret};

@@ -1,4 +1,4 @@
-//! Two forms that put the time and the signatures into one header, as `name=value` pairs.
+//! Forms that put signatures into one header of a name of its own, as `name=value` pairs.
 //!
 //! Stripe's is `t=<unix>,v1=<hex>`, and its libraries exist for every language; the other one,
 //! `scheme=v1,ts=<unix>,sig=<hex>`, names its parts in full. Both sign `<unix>.<body>`, without the id.
@@ -38,7 +38,25 @@ pub fn scheme_header(keys: &[SigningKey], timestamp: i64, body: &[u8]) -> String
     header(&SCHEME, keys, timestamp, body)
 }
 
+/// Signs an attempt in GitHub's form, `sha256=<hex>`, of the body alone. There is no place for the time, so whoever kept a
+/// request can repeat it, and none for a second signature, so the first secret signs. `None`: there is no secret, only
+/// private keys.
+pub fn github_header(keys: &[SigningKey], body: &[u8]) -> Option<String> {
+    let key = keys.iter().find_map(SigningKey::shared)?;
+    Some(format!("{GITHUB}{}", Hex(key.body_tag(body))))
+}
+
 impl Verifier {
+    /// Verifies a header in GitHub's form. `body` is the bytes as they arrived.
+    pub fn verify_github(&self, header: &str, body: &[u8]) -> Result<(), VerifyError> {
+        let given = header.strip_prefix(GITHUB).ok_or(VerifyError::MissingSignature)?;
+        let signed = self.keys().iter().any(|key| {
+            let expected = Hex(key.body_tag(body)).to_string();
+            given.as_bytes().ct_eq(expected.as_bytes()).into()
+        });
+        if signed { Ok(()) } else { Err(VerifyError::NoMatch) }
+    }
+
     /// Verifies a header in Stripe's form. `body` is the bytes as they arrived.
     pub fn verify_stripe(&self, header: &str, body: &[u8], now: i64) -> Result<(), VerifyError> {
         self.verify_pairs(&STRIPE, header, body, now)
@@ -81,7 +99,9 @@ fn header(form: &Form, keys: &[SigningKey], timestamp: i64, body: &[u8]) -> Stri
             write!(header, "{version}={VERSION},")?;
         }
         write!(header, "{}={timestamp}", form.time)?;
-        keys.iter().try_for_each(|key| write!(header, ",{}={}", form.signature, Hex(key.text_tag(timestamp, body))))
+        let keys = keys.iter().filter_map(SigningKey::shared);
+        keys.into_iter()
+            .try_for_each(|key| write!(header, ",{}={}", form.signature, Hex(key.text_tag(timestamp, body))))
     })();
     written.expect("writing to a string does not fail");
     header
@@ -103,6 +123,7 @@ impl fmt::Display for Hex {
     }
 }
 
+const GITHUB: &str = "sha256=";
 const STRIPE: Form = Form { version: None, time: "t", signature: VERSION };
 const SCHEME: Form = Form { version: Some("scheme"), time: "ts", signature: "sig" };
 
@@ -114,7 +135,7 @@ const SIGNATURE_LEN_MAX: usize = 5 + 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Secret;
+    use crate::{PrivateKey, Secret};
     use std::time::Duration;
 
     const NOW: i64 = 1_700_000_000;
@@ -129,7 +150,7 @@ mod tests {
     }
 
     fn hex(key: u8) -> String {
-        Hex(keys(&[key])[0].text_tag(NOW, BODY)).to_string()
+        Hex(keys(&[key])[0].shared().unwrap().text_tag(NOW, BODY)).to_string()
     }
 
     #[test]
@@ -154,6 +175,31 @@ mod tests {
         let (two, time) = (keys(&[1, 2]), i64::MIN);
         assert_eq!(scheme_header(&two, time, BODY).len(), PREAMBLE_LEN_MAX + 2 * SIGNATURE_LEN_MAX);
         assert!(stripe_header(&two, time, BODY).len() < PREAMBLE_LEN_MAX + 2 * SIGNATURE_LEN_MAX);
+    }
+
+    #[test]
+    fn githubs_form_has_one_signature_of_the_body() {
+        // From GitHub's documentation of webhooks, with its secret as the text that it is.
+        let documented = Hex(hashed(b"It's a Secret to Everybody", b"Hello, World!")).to_string();
+        assert_eq!(documented, "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17");
+        let header = github_header(&keys(&[1, 2]), BODY).unwrap();
+        assert_eq!(header, format!("sha256={}", Hex(keys(&[1])[0].shared().unwrap().body_tag(BODY))));
+        assert_eq!(Verifier::new([secret(2), secret(1)]).verify_github(&header, BODY), Ok(()));
+        assert_eq!(Verifier::new([secret(2)]).verify_github(&header, BODY), Err(VerifyError::NoMatch));
+        assert_eq!(Verifier::new([secret(1)]).verify_github(&header, b"{}"), Err(VerifyError::NoMatch));
+        assert_eq!(Verifier::new([secret(1)]).verify_github("sha1=00", BODY), Err(VerifyError::MissingSignature));
+    }
+
+    #[test]
+    fn a_private_key_has_no_place_in_these_forms() {
+        let keys = [SigningKey::Ed25519(PrivateKey::from_seed(&[1; 32]))];
+        assert_eq!(stripe_header(&keys, NOW, BODY), format!("t={NOW}"));
+        assert_eq!(github_header(&keys, BODY), None);
+    }
+
+    fn hashed(key: &[u8], text: &[u8]) -> Tag {
+        use hmac::{Hmac, KeyInit, Mac};
+        Hmac::<sha2::Sha256>::new_from_slice(key).unwrap().chain_update(text).finalize().into_bytes().into()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The shared secret, which must be able to go everywhere except into a log.
+//! The secret that signs, which must be able to go everywhere except into a log.
 //!
 //! There is no `Display`, no serde, and `Debug` is blank: a secret leaves only through
 //! [`Secret::reveal`] and [`Secret::as_bytes`], whose calls are easy to find in a review. The errors
@@ -11,6 +11,8 @@ use base64::engine::general_purpose::{GeneralPurpose, PAD_INDIFFERENT, STANDARD}
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
+use crate::ed25519::{PRIVATE_PREFIX, PUBLIC_PREFIX, PrivateKey};
+
 /// A symmetric secret of 24 to 75 bytes. Compared in constant time, wiped from memory when dropped.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Box<[u8]>>);
@@ -21,7 +23,7 @@ impl Secret {
 
     /// Reads `whsec_<base64>`. The prefix and the padding may both be left out.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
-        if ASYMMETRIC_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+        if [PRIVATE_PREFIX, PUBLIC_PREFIX].iter().any(|prefix| text.starts_with(prefix)) {
             return Err(SecretError::Asymmetric);
         }
         let encoded = text.strip_prefix(PREFIX).unwrap_or(text);
@@ -68,19 +70,71 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Whatever a sender may sign with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SigningSecret {
+    /// Known to both ends.
+    Shared(Secret),
+    Ed25519(PrivateKey),
+}
+
+impl SigningSecret {
+    /// Reads `whsk_<base64>` as a private key, and all else as [`Secret::parse`] does.
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        if text.starts_with(PRIVATE_PREFIX) {
+            PrivateKey::parse(text).map(Self::Ed25519)
+        } else {
+            Secret::parse(text).map(Self::Shared)
+        }
+    }
+
+    /// All of it in the clear.
+    pub fn reveal(&self) -> String {
+        match self {
+            Self::Shared(secret) => secret.reveal(),
+            Self::Ed25519(key) => key.reveal(),
+        }
+    }
+
+    /// What a receiver verifies with: the secret itself in the clear, or the public half.
+    pub fn reveal_to_receiver(&self) -> String {
+        match self {
+            Self::Shared(secret) => secret.reveal(),
+            Self::Ed25519(key) => key.public().to_string(),
+        }
+    }
+}
+
+impl From<Secret> for SigningSecret {
+    fn from(secret: Secret) -> Self {
+        Self::Shared(secret)
+    }
+}
+
+impl From<PrivateKey> for SigningSecret {
+    fn from(key: PrivateKey) -> Self {
+        Self::Ed25519(key)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     #[error("this is an asymmetric key (whsk_ or whpk_), where a symmetric secret (whsec_) is needed")]
     Asymmetric,
     #[error("a secret is base64 in the standard alphabet, with or without whsec_ in front")]
     NotBase64,
+    #[error("a key that signs begins with whsk_")]
+    NotPrivate,
+    #[error("a key that verifies is whpk_ and base64 of 32 bytes")]
+    NotPublic,
+    #[error("a key that signs is whsk_ and base64 of 64 bytes, the seed and the public half that belongs to it")]
+    NotAPair,
     #[error("a secret has {} to {} bytes, this one has {bytes}", Secret::BYTES_MIN, Secret::BYTES_MAX)]
     WrongLength { bytes: usize },
 }
 
 const PREFIX: &str = "whsec_";
-const ASYMMETRIC_PREFIXES: [&str; 2] = ["whsk_", "whpk_"];
-const PADDED_OR_NOT: GeneralPurpose = GeneralPurpose::new(&base64::alphabet::STANDARD, PAD_INDIFFERENT);
+pub(crate) const PADDED_OR_NOT: GeneralPurpose = GeneralPurpose::new(&base64::alphabet::STANDARD, PAD_INDIFFERENT);
 
 #[cfg(test)]
 mod tests {

@@ -12,9 +12,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use crate::Secret;
+use crate::{PrivateKey, Secret, SigningSecret};
 
-/// Signs an attempt for the signature header: `v1,<base64>` for each key, in the order of `keys`.
+/// Signs an attempt for the signature header: `v1,<base64>` for each secret and `v1a,<base64>` for each private key, in the
+/// order of `keys`.
 ///
 /// `id` should hold no full stop, as Standard Webhooks asks: with one, the end of the id can be passed
 /// off as the timestamp.
@@ -24,24 +25,68 @@ pub fn sign(keys: &[SigningKey], id: &str, timestamp: i64, body: &[u8]) -> Strin
         if !header.is_empty() {
             header.push(' ');
         }
-        header.push_str(VERSION);
-        header.push(',');
-        STANDARD.encode_string(key.tag(id, timestamp, body), &mut header);
+        match key {
+            SigningKey::Shared(key) => {
+                header.push_str(VERSION);
+                header.push(',');
+                STANDARD.encode_string(key.tag(id, timestamp, body), &mut header);
+            }
+            SigningKey::Ed25519(key) => {
+                header.push_str(VERSION_ED25519);
+                header.push(',');
+                STANDARD.encode_string(key.sign(&signed_text(id, timestamp, body)), &mut header);
+            }
+        }
     }
     header
 }
 
-/// A [`Secret`] made ready to sign: make it once, keep it, clone it freely.
+/// A secret made ready to sign: make it once, keep it, clone it freely.
+#[derive(Clone, Debug)]
+pub enum SigningKey {
+    Shared(SharedKey),
+    Ed25519(PrivateKey),
+}
+
+impl SigningKey {
+    pub fn new(secret: &Secret) -> Self {
+        Self::Shared(SharedKey::new(secret))
+    }
+
+    /// `None`: it has two halves, and what is hashed with a secret cannot be made with it.
+    pub(crate) fn shared(&self) -> Option<&SharedKey> {
+        match self {
+            Self::Shared(key) => Some(key),
+            Self::Ed25519(_) => None,
+        }
+    }
+}
+
+impl From<&SigningSecret> for SigningKey {
+    fn from(secret: &SigningSecret) -> Self {
+        match secret {
+            SigningSecret::Shared(secret) => Self::new(secret),
+            SigningSecret::Ed25519(key) => Self::Ed25519(key.clone()),
+        }
+    }
+}
+
+/// One copy of the body, which the algorithm reads twice.
+pub(crate) fn signed_text(id: &str, timestamp: impl fmt::Display, body: &[u8]) -> Vec<u8> {
+    [format!("{id}.{timestamp}.").as_bytes(), body].concat()
+}
+
+/// What two ends share, ready to hash with.
 #[derive(Clone)]
-pub struct SigningKey {
+pub struct SharedKey {
     /// Keyed by the secret's bytes, as Standard Webhooks asks.
     bytes: Hmac<Sha256>,
     /// Keyed by the secret's text, as the forms in [`crate::pairs`] ask.
     text: Hmac<Sha256>,
 }
 
-impl SigningKey {
-    pub fn new(secret: &Secret) -> Self {
+impl SharedKey {
+    pub(crate) fn new(secret: &Secret) -> Self {
         let keyed = |key: &[u8]| Hmac::new_from_slice(key).expect("HMAC takes a key of any length");
         let text = Zeroizing::new(secret.reveal());
         Self { bytes: keyed(secret.as_bytes()), text: keyed(text.as_bytes()) }
@@ -61,11 +106,18 @@ impl SigningKey {
         mac.update(body);
         mac.finalize().into_bytes().into()
     }
+
+    /// Of the body alone.
+    pub(crate) fn body_tag(&self, body: &[u8]) -> Tag {
+        let mut mac = self.text.clone();
+        mac.update(body);
+        mac.finalize().into_bytes().into()
+    }
 }
 
-impl fmt::Debug for SigningKey {
+impl fmt::Debug for SharedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SigningKey(***)")
+        f.write_str("SharedKey(***)")
     }
 }
 
@@ -81,7 +133,8 @@ impl Write for Signing<'_> {
 
 pub(crate) type Tag = [u8; 32];
 pub(crate) const VERSION: &str = "v1";
-/// `v1,`, 32 bytes in base64, and the space before the next one.
+pub(crate) const VERSION_ED25519: &str = "v1a";
+/// `v1,`, 32 bytes in base64, and the space before the next one. The other kind is longer, and rare.
 const SIGNATURE_LEN: usize = 3 + 44 + 1;
 
 #[cfg(test)]
@@ -126,6 +179,6 @@ mod tests {
 
     #[test]
     fn debug_does_not_show_the_key() {
-        assert_eq!(format!("{:?}", key("C2FVsBQIhrscChlQIMV+b5sSYspob7oD")), "SigningKey(***)");
+        assert_eq!(format!("{:?}", key("C2FVsBQIhrscChlQIMV+b5sSYspob7oD")), "Shared(SharedKey(***))");
     }
 }

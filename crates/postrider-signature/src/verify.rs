@@ -9,20 +9,67 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use subtle::ConstantTimeEq;
 
-use crate::sign::{Tag, VERSION};
-use crate::{Secret, Signed, SigningKey};
+use crate::ed25519::PUBLIC_PREFIX;
+use crate::sign::{SharedKey, Tag, VERSION, VERSION_ED25519, signed_text};
+use crate::{PublicKey, Secret, SecretError, Signed, SigningSecret};
 
-/// Accepts what any of its secrets has signed, so that a secret can be rotated without a gap.
+/// Accepts what any of its secrets and keys has signed, so that one can be rotated without a gap.
 #[derive(Debug, Clone)]
 pub struct Verifier {
-    keys: Vec<SigningKey>,
+    keys: Vec<SharedKey>,
+    public: Vec<PublicKey>,
     tolerance: Duration,
 }
 
+/// Whatever a receiver may verify with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VerifyingSecret {
+    Shared(Secret),
+    Ed25519(PublicKey),
+}
+
+impl VerifyingSecret {
+    /// Reads `whpk_<base64>` as a public key, and all else as [`Secret::parse`] does.
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        if text.starts_with(PUBLIC_PREFIX) {
+            PublicKey::parse(text).map(Self::Ed25519)
+        } else {
+            Secret::parse(text).map(Self::Shared)
+        }
+    }
+}
+
+impl From<Secret> for VerifyingSecret {
+    fn from(secret: Secret) -> Self {
+        Self::Shared(secret)
+    }
+}
+
+impl From<PublicKey> for VerifyingSecret {
+    fn from(key: PublicKey) -> Self {
+        Self::Ed25519(key)
+    }
+}
+
+impl From<SigningSecret> for VerifyingSecret {
+    fn from(secret: SigningSecret) -> Self {
+        match secret {
+            SigningSecret::Shared(secret) => Self::Shared(secret),
+            SigningSecret::Ed25519(key) => Self::Ed25519(key.public()),
+        }
+    }
+}
+
 impl Verifier {
-    pub fn new(secrets: impl IntoIterator<Item = Secret>) -> Self {
-        let keys = secrets.into_iter().map(|secret| SigningKey::new(&secret)).collect();
-        Self { keys, tolerance: TOLERANCE_DEFAULT }
+    pub fn new(secrets: impl IntoIterator<Item: Into<VerifyingSecret>>) -> Self {
+        let mut verifier = Self { keys: Vec::new(), public: Vec::new(), tolerance: TOLERANCE_DEFAULT };
+        for secret in secrets {
+            match secret.into() {
+                VerifyingSecret::Shared(secret) => verifier.keys.push(SharedKey::new(&secret)),
+                VerifyingSecret::Ed25519(key) => verifier.public.push(key),
+            }
+        }
+        verifier
     }
 
     /// How far the timestamp may lie from `now`, either way. Five minutes unless told.
@@ -32,19 +79,34 @@ impl Verifier {
 
     /// `body` is the bytes as they arrived; JSON that was parsed and written again will not match.
     pub fn verify(&self, headers: Signed<'_>, body: &[u8], now: i64) -> Result<(), VerifyError> {
-        if v1_signatures(headers.signature).next().is_none() {
+        let of_version = |version| signatures(headers.signature, version);
+        // Who has no public key knows nothing of the other version.
+        let is_any = of_version(VERSION).next().is_some()
+            || (!self.public.is_empty() && of_version(VERSION_ED25519).next().is_some());
+        if !is_any {
             return Err(VerifyError::MissingSignature);
         }
         self.check_time(headers.timestamp, now)?;
 
         let signed = self.keys.iter().any(|key| {
             let expected = key.tag(headers.id, headers.timestamp, body);
-            v1_signatures(headers.signature).filter_map(decode).any(|given| given.ct_eq(&expected).into())
+            of_version(VERSION).filter_map(decode).any(|given| given.ct_eq(&expected).into())
         });
-        if signed { Ok(()) } else { Err(VerifyError::NoMatch) }
+        if signed || self.is_signed_by_a_private_key(headers, body) { Ok(()) } else { Err(VerifyError::NoMatch) }
     }
 
-    pub(crate) fn keys(&self) -> &[SigningKey] {
+    fn is_signed_by_a_private_key(&self, headers: Signed<'_>, body: &[u8]) -> bool {
+        if self.public.is_empty() {
+            return false;
+        }
+        let text = signed_text(headers.id, headers.timestamp, body);
+        signatures(headers.signature, VERSION_ED25519)
+            .take(ED25519_TRIED_MAX)
+            .filter_map(|encoded| STANDARD.decode(encoded).ok())
+            .any(|given| self.public.iter().any(|key| key.has_signed(&text, &given)))
+    }
+
+    pub(crate) fn keys(&self) -> &[SharedKey] {
         &self.keys
     }
 
@@ -71,11 +133,12 @@ pub enum VerifyError {
     BadTimestamp,
 }
 
-fn v1_signatures(header: &str) -> impl Iterator<Item = &str> {
-    header.split(' ').filter_map(|signature| match signature.split_once(',') {
-        Some((VERSION, encoded)) => Some(encoded),
-        Some(_) | None => None,
-    })
+fn signatures<'a>(header: &'a str, version: &'static str) -> impl Iterator<Item = &'a str> {
+    header
+        .split(' ')
+        .filter_map(|signature| signature.split_once(','))
+        .filter(move |(of, _)| *of == version)
+        .map(|(_, encoded)| encoded)
 }
 
 fn decode(encoded: &str) -> Option<Tag> {
@@ -84,12 +147,15 @@ fn decode(encoded: &str) -> Option<Tag> {
     (len == tag.len()).then_some(tag)
 }
 
+/// Each costs as much as thousands of hashes, and a stranger chooses how many there are. No sender has more active keys.
+const ED25519_TRIED_MAX: usize = 16;
+
 const TOLERANCE_DEFAULT: Duration = Duration::from_secs(5 * 60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sign;
+    use crate::{PrivateKey, SigningKey, sign};
 
     const NOW: i64 = 1_700_000_000;
     const BODY: &[u8] = br#"{"paid":true}"#;
@@ -195,8 +261,26 @@ mod tests {
     }
 
     #[test]
+    fn a_public_key_verifies_what_its_private_half_signed() {
+        let (key, other) = (PrivateKey::from_seed(&[1; 32]), PrivateKey::from_seed(&[2; 32]));
+        let both = [SigningKey::Ed25519(key.clone()), SigningKey::new(&secret(1))];
+        let signature = sign(&both, "msg_1", NOW, BODY);
+        assert!(signature.starts_with("v1a,") && signature.contains(" v1,"), "{signature}");
+        let now = NOW.to_string();
+        assert_eq!(check(&Verifier::new([key.public()]), &now, &signature), Ok(()));
+        assert_eq!(check(&Verifier::new([secret(1)]), &now, &signature), Ok(()));
+        assert_eq!(check(&Verifier::new([other.public()]), &now, &signature), Err(VerifyError::NoMatch));
+        let alone = sign(&both[..1], "msg_1", NOW, BODY);
+        assert_eq!(check(&Verifier::new([secret(1)]), &now, &alone), Err(VerifyError::MissingSignature));
+        let renamed = alone.replace("v1a,", "v1,");
+        assert_eq!(check(&Verifier::new([key.public()]), &now, &renamed), Err(VerifyError::NoMatch));
+        let many = format!("{}{alone}", "v1a,AAAA ".repeat(ED25519_TRIED_MAX));
+        assert_eq!(check(&Verifier::new([key.public()]), &now, &many), Err(VerifyError::NoMatch), "one too many");
+    }
+
+    #[test]
     fn debug_does_not_show_the_secrets() {
         let shown = format!("{:?}", Verifier::new([secret(1)]));
-        assert_eq!(shown, "Verifier { keys: [SigningKey(***)], tolerance: 300s }");
+        assert_eq!(shown, "Verifier { keys: [SharedKey(***)], public: [], tolerance: 300s }");
     }
 }
