@@ -12,7 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use crate::{PrivateKey, Secret, SigningSecret};
+use crate::{PrivateKey, PublicKey, Secret, SigningSecret};
 
 /// Signs an attempt for the signature header: `v1,<base64>` for each secret and `v1a,<base64>` for each private key, in the
 /// order of `keys`.
@@ -51,6 +51,19 @@ pub enum SigningKey {
 impl SigningKey {
     pub fn new(secret: &Secret) -> Self {
         Self::Shared(SharedKey::new(secret))
+    }
+
+    /// Its public half; `None`: it is a secret, which has none.
+    pub fn public(&self) -> Option<PublicKey> {
+        match self {
+            Self::Shared(_) => None,
+            Self::Ed25519(key) => Some(key.public()),
+        }
+    }
+
+    /// Whether both ends have it.
+    pub fn is_shared(&self) -> bool {
+        self.shared().is_some()
     }
 
     /// `None`: it has two halves, and what is hashed with a secret cannot be made with it.

@@ -219,7 +219,7 @@ pub async fn make_endpoint(
     let key = EndpointKey::new(process.store.mint(now).await?);
     let settings = Arc::new(plan.settings.clone());
     world.judge().know_settings(&settings);
-    let secret = Secret::from_bytes(&[3; 32]).expect("32 bytes are a secret");
+    let secret = Secret::from_bytes(&[3; 32]).expect("32 bytes are a secret").into();
     let private = Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers: BTreeMap::new() };
     let endpoint = Endpoint {
         key,

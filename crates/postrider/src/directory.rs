@@ -14,7 +14,7 @@ use postrider_engine::{
     lanes::LaneSettings,
     policy::{Layer, Rules},
 };
-use postrider_signature::SigningKey;
+use postrider_signature::{PublicKey, SigningKey};
 use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -252,7 +252,7 @@ impl Directory {
         let (is_whole, signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
             Ok(private) => (
                 true,
-                private.secrets.iter().map(|active| (SigningKey::new(&active.secret), active.expires_at)).collect(),
+                private.secrets.iter().map(|active| (SigningKey::from(&active.secret), active.expires_at)).collect(),
                 private
                     .headers
                     .iter()
@@ -341,11 +341,16 @@ impl EndpointEntry {
 
     /// The keys that sign now: the current one first, then old ones still in their time of grace.
     pub fn signing_keys(&self, now: Timestamp) -> Vec<SigningKey> {
-        self.signing
-            .iter()
-            .filter(|(_, expires_at)| expires_at.is_none_or(|at| now < at))
-            .map(|(key, _)| key.clone())
-            .collect()
+        self.active_keys(now).cloned().collect()
+    }
+
+    /// Of those that have one.
+    pub fn public_keys(&self, now: Timestamp) -> Vec<PublicKey> {
+        self.active_keys(now).filter_map(SigningKey::public).collect()
+    }
+
+    fn active_keys(&self, now: Timestamp) -> impl Iterator<Item = &SigningKey> {
+        self.signing.iter().filter(move |(_, expires_at)| expires_at.is_none_or(|at| now < at)).map(|(key, _)| key)
     }
 }
 

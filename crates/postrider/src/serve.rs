@@ -168,6 +168,7 @@ impl Server {
                 public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
                 body_max: settings.body_max,
                 https_only: settings.https_only,
+                default_signature_type: settings.default_signature_type,
                 rules,
                 ..ApiSettings::default()
             },

@@ -9,7 +9,7 @@ use chacha20poly1305::{
     aead::{Aead, Payload},
 };
 use postrider_engine::{EndpointKey, Timestamp};
-use postrider_signature::Secret;
+use postrider_signature::SigningSecret;
 use rand::CryptoRng;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::BTreeMap, fmt};
@@ -29,7 +29,7 @@ pub struct Private {
 
 #[derive(Clone, PartialEq)]
 pub struct ActiveSecret {
-    pub secret: Secret,
+    pub secret: SigningSecret,
     /// `None`: the current one.
     pub expires_at: Option<Timestamp>,
 }
@@ -126,7 +126,7 @@ impl Inside<'_> {
             .secrets
             .into_iter()
             .map(|inside| {
-                let secret = Secret::parse(&inside.secret).ok()?;
+                let secret = SigningSecret::parse(&inside.secret).ok()?;
                 Some(ActiveSecret { secret, expires_at: inside.expires_at.map(Timestamp::from_millis) })
             })
             .collect::<Option<_>>()?;
@@ -154,7 +154,7 @@ mod tests {
     const ENDPOINT: EndpointKey = EndpointKey::new(77);
 
     fn private(secret: &[u8], header: &str) -> Private {
-        let secret = Secret::from_bytes(secret).unwrap();
+        let secret = SigningSecret::from(postrider_signature::Secret::from_bytes(secret).unwrap());
         Private {
             secrets: vec![
                 ActiveSecret { secret: secret.clone(), expires_at: None },

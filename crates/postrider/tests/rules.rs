@@ -4,7 +4,7 @@
 mod support;
 
 use postrider::rules::Rules;
-use postrider_signature::{Secret, Verifier};
+use postrider_signature::{PrivateKey, Secret, Signed, Verifier};
 use serde_json::{Value, json};
 use std::time::Duration;
 use support::{
@@ -582,12 +582,12 @@ async fn redirects_are_followed_where_that_is_asked_for() {
 #[tokio::test]
 async fn a_signature_stands_in_the_header_that_was_chosen() {
     let mut world = World::start().await;
-    for (path, style) in [("/stripe", "stripe"), ("/scheme", "scheme")] {
+    for (path, style) in [("/stripe", "stripe"), ("/scheme", "scheme"), ("/github", "github")] {
         let signature = json!({"style": style, "header": "X-Acme-Signature", "idHeader": "X-Acme-Id"});
         world.endpoint(path, json!({"signature": signature})).await;
     }
     let message = world.send("a.b").await;
-    for (path, style) in [("/stripe", "stripe"), ("/scheme", "scheme")] {
+    for (path, style) in [("/stripe", "stripe"), ("/scheme", "scheme"), ("/github", "github")] {
         let arrival = world.receiver.wait_for(path, 1).await.remove(0);
         let secret = world.get(&format!("endpoint{path}/secret")).await;
         let secret = Secret::parse(secret["key"].as_str().expect("a key")).expect("a secret");
@@ -595,14 +595,77 @@ async fn a_signature_stands_in_the_header_that_was_chosen() {
         let (header, now) = (arrival.header("x-acme-signature"), now().as_second());
         let verified = match style {
             "stripe" => verifier.verify_stripe(header, &arrival.body, now),
-            _ => verifier.verify_scheme(header, &arrival.body, now),
+            "scheme" => verifier.verify_scheme(header, &arrival.body, now),
+            _ => verifier.verify_github(header, &arrival.body),
         };
         verified.unwrap_or_else(|error| panic!("{path}: {error} in {header}"));
         assert_eq!((arrival.header("x-acme-id"), arrival.header("webhook-id")), (&*message, &*message));
         assert!(arrival.headers.contains_key("webhook-signature"), "the standard one is always there");
         let wrong = [arrival.body.as_ref(), b" "].concat();
         assert!(verifier.verify_stripe(header, &wrong, now).and(verifier.verify_scheme(header, &wrong, now)).is_err());
+        assert!(verifier.verify_github(header, &wrong).is_err());
     }
+}
+
+#[tokio::test]
+async fn receivers_can_move_from_one_form_to_another() {
+    let mut world = World::start().await;
+    let forms = json!([
+        {"style": "stripe", "header": "x-old", "idHeader": "x-id"},
+        {"style": "github", "header": "x-hub-signature-256"},
+    ]);
+    world.endpoint("/both", json!({"signature": forms})).await;
+    assert_eq!(world.get("endpoint/both").await["signature"], forms);
+    let message = world.send("a.b").await;
+    let arrival = world.receiver.wait_for("/both", 1).await.remove(0);
+    let secret = world.get("endpoint/both/secret").await;
+    let verifier = Verifier::new([Secret::parse(secret["key"].as_str().expect("a key")).expect("a secret")]);
+    assert_eq!(verifier.verify_stripe(arrival.header("x-old"), &arrival.body, now().as_second()), Ok(()));
+    assert_eq!(verifier.verify_github(arrival.header("x-hub-signature-256"), &arrival.body), Ok(()));
+    assert_eq!(arrival.header("x-id"), message);
+}
+
+#[tokio::test]
+async fn what_a_private_key_signs_is_verified_with_the_public_one() {
+    let mut world = World::start().await;
+    let pair = PrivateKey::from_seed(&[7; 32]);
+    world
+        .endpoint("/pair", json!({"secret": pair.reveal(), "signature": {"style": "stripe", "header": "x-old"}}))
+        .await;
+    let shown = world.get("endpoint/pair/secret").await;
+    assert_eq!(shown["key"], pair.public().to_string(), "the private half is told nobody");
+    let message = world.send("a.b").await;
+    let arrival = world.receiver.wait_for("/pair", 1).await.remove(0);
+    let verifier = Verifier::new([pair.public()]);
+    let signed = |arrival: &support::receiver::Arrival| {
+        let headers = Signed {
+            id: arrival.header("webhook-id"),
+            timestamp: arrival.header("webhook-timestamp"),
+            signature: arrival.header("webhook-signature"),
+        };
+        verifier.verify(headers, &arrival.body, now().as_second())
+    };
+    assert_eq!((arrival.header("webhook-id"), signed(&arrival)), (&*message, Ok(())));
+    assert!(!arrival.headers.contains_key("x-old"), "there is no secret to make it with");
+
+    let id = world.get("endpoint/pair").await["id"].as_str().expect("an id").to_owned();
+    let keys = public_keys(&mut world, &id).await;
+    assert_eq!((keys.len(), keys[0]["crv"].as_str()), (1, Some("Ed25519")));
+    // Rotated to a secret: both sign until the old one's time is over.
+    let own = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    world.post("endpoint/pair/secret/rotate", json!({"key": own})).await;
+    world.send("a.b").await;
+    let arrival = world.receiver.wait_for("/pair", 2).await.remove(1);
+    assert_eq!(signed(&arrival), Ok(()));
+    let signature = arrival.header("webhook-signature");
+    assert!(signature.starts_with("v1,") && signature.contains(" v1a,"), "{signature}");
+    assert_eq!(public_keys(&mut world, &id).await.len(), 1);
+    assert!(arrival.headers.contains_key("x-old"));
+}
+
+async fn public_keys(world: &mut World, endpoint: &str) -> Vec<Value> {
+    let set: Value = world.client.get(&format!("/.well-known/jwks/{endpoint}")).await.expect("the server answers");
+    set["keys"].as_array().expect("a list").clone()
 }
 
 #[tokio::test]

@@ -76,17 +76,7 @@ impl Layer {
         for (subject, treatment) in self.overrides.iter().filter(|(subject, treatment)| !subject.may_be(**treatment)) {
             flaws.add("overrides", &format!("{subject} cannot be {treatment}: there may have been no answer at all"));
         }
-        if let Some(SignatureForm::Stripe { header, id_header } | SignatureForm::Scheme { header, id_header }) =
-            &self.signature
-        {
-            flaws.header("signature.header", header);
-            if let Some(id_header) = id_header {
-                flaws.header("signature.id_header", id_header);
-                if header.eq_ignore_ascii_case(id_header) {
-                    flaws.add("signature.id_header", "must not be the header that carries the signature");
-                }
-            }
-        }
+        flaws.signatures(self.signature.as_deref().unwrap_or_default());
         flaws.0
     }
 }
@@ -144,6 +134,26 @@ impl Flaws {
         }
     }
 
+    fn signatures(&mut self, forms: &[SignatureForm]) {
+        if forms.len() > SIGNATURES_MAX {
+            self.add("signature", &format!("has {} forms; at most {SIGNATURES_MAX} are made at once", forms.len()));
+        }
+        let mut taken: Vec<&str> = Vec::new();
+        for SignatureForm { header, .. } in forms {
+            self.header("signature.header", header);
+            if taken.iter().any(|other| other.eq_ignore_ascii_case(header)) {
+                self.add("signature.header", "must not be the header of another signature");
+            }
+            taken.push(header);
+        }
+        for id_header in forms.iter().filter_map(|form| form.id_header.as_deref()) {
+            self.header("signature.id_header", id_header);
+            if taken.iter().any(|header| header.eq_ignore_ascii_case(id_header)) {
+                self.add("signature.id_header", "must not be the header that carries the signature");
+            }
+        }
+    }
+
     fn header(&mut self, field: &'static str, name: &str) {
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if name.is_empty() || name.len() > 256 || !name.bytes().all(is_token) {
@@ -159,6 +169,7 @@ const DELAY: RangeInclusive<Duration> = MILLISECOND..=DAYS_30;
 const TIMEOUT: RangeInclusive<Duration> = MILLISECOND..=Duration::from_mins(1);
 const ATTEMPTS: RangeInclusive<u64> = 1..=1_000;
 const TABLE_MAX: usize = 1_000;
+const SIGNATURES_MAX: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -167,7 +178,7 @@ mod tests {
             backoff::AfterTable,
             overrides::{Subject, Treatment},
             presets,
-            rules::InFlightMax,
+            rules::{InFlightMax, SignatureStyle},
         },
         *,
     };
@@ -203,8 +214,13 @@ mod tests {
         let one_day_over = DAYS_30 + MILLISECOND;
         let table = |delays| Some(Shape::Table { delays, then: AfterTable::Repeat });
         let said = |subject, treatment| BTreeMap::from([(subject, treatment)]);
-        let signed =
-            |header: &str| Some(SignatureForm::Stripe { header: header.into(), id_header: Some("x-id".into()) });
+        let signed = |header: &str| {
+            Some(vec![SignatureForm {
+                style: SignatureStyle::Stripe,
+                header: header.into(),
+                id_header: Some("x-id".into()),
+            }])
+        };
         for (field, layer) in [
             ("schedule.base", Layer { shape: exponential(Duration::ZERO, 2_000), ..silent() }),
             ("schedule.base", Layer { shape: exponential(one_day_over, 2_000), delay_cap: Some(DAYS_30), ..silent() }),

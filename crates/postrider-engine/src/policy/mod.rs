@@ -22,5 +22,5 @@ pub use flaws::Flaw;
 pub use health::{BreakerMove, DisableReason, DisableRules, Health, Notice, Probe, Step};
 pub use preview::{Preview, preview};
 pub use rate::Bucket;
-pub use rules::{InFlightMax, Layer, Ordering, Policy, Rules, SignatureForm};
+pub use rules::{InFlightMax, Layer, Ordering, Policy, Rules, SignatureForm, SignatureStyle};
 pub use verdict::{DeathReason, Delay, Next, Verdict, judge};

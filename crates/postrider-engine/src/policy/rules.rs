@@ -32,7 +32,8 @@ pub struct Rules {
     pub timeouts: Timeouts,
     /// Redirects that are followed; none, if 0.
     pub redirects_max: u8,
-    pub signature: SignatureForm,
+    /// Besides the headers of Standard Webhooks, which are always there.
+    pub signature: Vec<SignatureForm>,
 }
 
 impl Default for Rules {
@@ -45,7 +46,7 @@ impl Default for Rules {
             ordering: Ordering::default(),
             timeouts: Timeouts::default(),
             redirects_max: 0,
-            signature: SignatureForm::default(),
+            signature: Vec::new(),
         }
     }
 }
@@ -155,15 +156,23 @@ pub enum Ordering {
     Fifo,
 }
 
-/// How a request is signed besides the headers of Standard Webhooks, which are always there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum SignatureForm {
-    #[default]
-    Standard,
+/// One more header with a signature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignatureForm {
+    pub style: SignatureStyle,
+    pub header: String,
+    /// Carries the message's id.
+    pub id_header: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignatureStyle {
     /// `t=<unix>,v1=<hex>` over `<unix>.<body>`.
-    Stripe { header: String, id_header: Option<String> },
+    Stripe,
     /// `scheme=v1,ts=<unix>,sig=<hex>` over `<unix>.<body>`.
-    Scheme { header: String, id_header: Option<String> },
+    Scheme,
+    /// `sha256=<hex>` over the body.
+    GitHub,
 }
 
 /// What one level says. What is `None` is left to the levels further away.
@@ -190,7 +199,7 @@ pub struct Layer {
     pub disable_streak: Option<Switch<u32>>,
     pub in_flight_max: Option<InFlightMax>,
     pub ordering: Option<Ordering>,
-    pub signature: Option<SignatureForm>,
+    pub signature: Option<Vec<SignatureForm>>,
 }
 
 impl Layer {
@@ -338,7 +347,11 @@ mod tests {
             ordering: Ordering::Fifo,
             timeouts: Timeouts { connect: MINUTE / 4, first_byte: MINUTE / 3, total: MINUTE / 2 },
             redirects_max: 4,
-            signature: SignatureForm::Scheme { header: "x-signature".into(), id_header: None },
+            signature: vec![SignatureForm {
+                style: SignatureStyle::Scheme,
+                header: "x-signature".into(),
+                id_header: None,
+            }],
         };
         assert_eq!(Rules::resolve([&changed.spelt_out()]), changed);
         assert_eq!(Rules::resolve([&changed.spelt_out(), &Rules::default().spelt_out()]), Rules::default());

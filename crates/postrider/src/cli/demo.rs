@@ -71,7 +71,7 @@ async fn show(server: &Server, rate: u32) -> anyhow::Result<()> {
     introduce(&url, &token, &receiver_url)?;
     let client = Client::with_token(url, token)?;
     let ended = tokio::select! {
-        ended = receiver::run(receiver, vec![secret.clone()], Misbehave { tally: Arc::clone(&tally) }) => ended,
+        ended = receiver::run(receiver, vec![secret.clone().into()], Misbehave { tally: Arc::clone(&tally) }) => ended,
         ended = traffic(&client, &receiver_url, &secret, rate, &tally) => ended,
         ended = watch(&tally) => ended,
         ended = stop_signal() => ended,

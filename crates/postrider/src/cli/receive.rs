@@ -8,7 +8,7 @@ use crate::config::parse_duration;
 use anyhow::Context;
 use http::StatusCode;
 use postrider_engine::Timestamp;
-use postrider_signature::Secret;
+use postrider_signature::VerifyingSecret;
 use std::{
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
@@ -47,7 +47,7 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let secrets = args.secrets.iter().map(|text| Secret::parse(text)).collect::<Result<Vec<_>, _>>();
+    let secrets = args.secrets.iter().map(|text| VerifyingSecret::parse(text)).collect::<Result<Vec<_>, _>>();
     let secrets = secrets.map_err(|error| Usage(format!("--secret: {error}")))?;
     let show = Show { plan: Plan::from(&args)?, quiet: args.quiet, seen: AtomicU64::new(0) };
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listening on {}", args.listen))?;

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use postrider_engine::Timestamp;
-use postrider_signature::{Secret, Signed, Verifier, VerifyError};
+use postrider_signature::{Signed, Verifier, VerifyError, VerifyingSecret};
 use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
@@ -49,7 +49,7 @@ pub struct Reply {
 }
 
 /// Receives until `respond` fails; a shutdown is the caller's to race against it.
-pub async fn run(listener: TcpListener, secrets: Vec<Secret>, respond: impl Respond) -> anyhow::Result<()> {
+pub async fn run(listener: TcpListener, secrets: Vec<VerifyingSecret>, respond: impl Respond) -> anyhow::Result<()> {
     let verifier = if secrets.is_empty() { None } else { Some(Verifier::new(secrets)) };
     let receiver = Arc::new(Receiver { verifier, respond });
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));

@@ -191,6 +191,14 @@ pub const KEYS: &[Key] = &[
         about: "Refuse endpoints whose URL is not `https://`. Off by default, so that a first try works; turn it on in production.",
     },
     Key {
+        name: "default_signature_type",
+        form: Form::Text,
+        default: Some("hmac256"),
+        secret: false,
+        flag: None,
+        about: "What is made for an endpoint that brings no secret of its own: `hmac256`, a secret that both ends share (`whsec_`), or `ed25519`, a key of which receivers get the public half (`whpk_`). See [verifying](verifying.md).",
+    },
+    Key {
         name: "egress_proxy",
         form: Form::Text,
         default: None,

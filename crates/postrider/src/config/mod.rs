@@ -51,6 +51,8 @@ pub struct Settings {
     /// Ports that endpoints may have besides the usual ones.
     pub allow_ports: Vec<u16>,
     pub https_only: bool,
+    /// What is made for an endpoint that brings no secret.
+    pub default_signature_type: SignatureType,
     /// All deliveries go out by way of it.
     pub egress_proxy: Option<EgressProxy>,
     /// Bytes of a request's body.
@@ -75,6 +77,15 @@ pub struct Settings {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SignatureType {
+    /// A secret that both ends have.
+    Hmac256,
+    /// A key of two halves, of which receivers get the public one.
+    Ed25519,
 }
 
 #[derive(Clone, Debug)]
@@ -228,6 +239,7 @@ struct Raw {
     allow_subnets: Vec<IpNet>,
     allow_ports: Vec<Port>,
     https_only: bool,
+    default_signature_type: SignatureType,
     egress_proxy: Option<Hidden>,
     body_max: Size,
     connections_max: u32,
@@ -330,6 +342,7 @@ impl Raw {
             allow_subnets: self.allow_subnets,
             allow_ports: self.allow_ports.into_iter().map(|port| port.0).collect(),
             https_only: self.https_only,
+            default_signature_type: self.default_signature_type,
             egress_proxy,
             body_max: usize::try_from(self.body_max.0).unwrap_or(usize::MAX),
             connections_max: usize::try_from(self.connections_max).unwrap_or(usize::MAX),

@@ -12,9 +12,11 @@ use postrider_engine::{
     Answer, Outcome, Timestamp, Trigger,
     lanes::{Held, Parcel},
     planted::{Bug, planted},
-    policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, Verdict},
+    policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, SignatureStyle, Verdict},
 };
-use postrider_signature::{SVIX_HEADERS, WEBHOOK_HEADERS, scheme_header, sign, stripe_header};
+use postrider_signature::{
+    SVIX_HEADERS, SigningKey, WEBHOOK_HEADERS, github_header, scheme_header, sign, stripe_header,
+};
 use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure, step};
 use rand::rngs::StdRng;
 use std::{
@@ -164,19 +166,19 @@ impl Carrier {
             headers.insert(HeaderName::from_static(names.timestamp), HeaderValue::from(timestamp));
             headers.insert(HeaderName::from_static(names.signature), signature.clone());
         }
-        let (header, id_header, text) = match &endpoint.rules.signature {
-            SignatureForm::Standard => (None, None, None),
-            SignatureForm::Stripe { header, id_header } => {
-                (Some(header), id_header.as_ref(), Some(stripe_header(&keys, timestamp, body)))
-            }
-            SignatureForm::Scheme { header, id_header } => {
-                (Some(header), id_header.as_ref(), Some(scheme_header(&keys, timestamp, body)))
-            }
-        };
-        for (name, value) in [(header, text.map(own)), (id_header, Some(id))] {
-            // Only names that can be one were ever stored.
-            if let (Some(Ok(name)), Some(value)) = (name.map(HeaderName::try_from), value) {
-                headers.insert(name, value);
+        for SignatureForm { style, header, id_header } in &endpoint.rules.signature {
+            let text = match style {
+                // These are made with a secret that both ends share, or not at all.
+                _ if !keys.iter().any(SigningKey::is_shared) => None,
+                SignatureStyle::Stripe => Some(stripe_header(&keys, timestamp, body)),
+                SignatureStyle::Scheme => Some(scheme_header(&keys, timestamp, body)),
+                SignatureStyle::GitHub => github_header(&keys, body),
+            };
+            for (name, value) in [(Some(header), text.map(own)), (id_header.as_ref(), Some(id.clone()))] {
+                // Only names that can be one were ever stored.
+                if let (Some(Ok(name)), Some(value)) = (name.map(HeaderName::try_from), value) {
+                    headers.insert(name, value);
+                }
             }
         }
         headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));

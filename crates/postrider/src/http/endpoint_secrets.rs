@@ -16,7 +16,7 @@ use axum::{extract::State, response::Response};
 use bytes::Bytes;
 use http::StatusCode;
 use postrider_engine::Timestamp;
-use postrider_signature::Secret;
+use postrider_signature::SigningSecret;
 use postrider_store::Answer;
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
@@ -39,6 +39,7 @@ pub struct EndpointSecretRotateIn {
 }
 
 #[derive(Serialize, ToSchema)]
+/// What a receiver verifies with: a secret (`whsec_`), or the public half of a key (`whpk_`).
 pub struct EndpointSecretOut {
     #[schema(example = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD")]
     key: String,
@@ -59,7 +60,7 @@ impl EndpointSecretRotateIn {
 }
 
 /// Puts a new secret first. The old ones keep what time they had.
-fn rotated(private: Private, new: &Secret, grace: Duration, now: Timestamp) -> Result<Private, Error> {
+fn rotated(private: Private, new: &SigningSecret, grace: Duration, now: Timestamp) -> Result<Private, Error> {
     let until = now.plus(grace);
     let mut secrets = vec![ActiveSecret { secret: new.clone(), expires_at: None }];
     for ActiveSecret { secret, expires_at } in private.secrets {
@@ -115,13 +116,13 @@ async fn rotate(
     query.finish()?;
     let wanted: EndpointSecretRotateIn = parse(&body)?;
     let grace = wanted.grace()?;
-    let new = wanted.key.map_or_else(|| new_secret(&mut *api.rng()), |key| key.0);
+    let new = wanted.key.map_or_else(|| new_secret(api.settings.default_signature_type, &mut *api.rng()), |key| key.0);
     // Answers are kept as they are, and a secret must not lie open in the database. So this one is kept
     // without its body, and a repetition is told the secret that there is then.
     let remember = key.remember(&app.principal, &body, &Answer { status: 200, body: Bytes::new() });
     let change = |private| rotated(private, &new, grace, (api.clock)());
     match reseal(&api, &app, change, remember).await {
-        Ok(()) => Ok(json(StatusCode::OK, &EndpointSecretOut { key: new.reveal() })),
+        Ok(()) => Ok(json(StatusCode::OK, &EndpointSecretOut { key: new.reveal_to_receiver() })),
         Err(PutOutcome::Repeated) => current(&api, &app).await,
         Err(PutOutcome::Failed(fault)) => Err(fault),
     }
@@ -130,7 +131,7 @@ async fn rotate(
 async fn current(api: &Api, app: &InApp) -> Result<Response, Error> {
     let private = api.open(&app.endpoint(api).await?)?;
     let secret = private.secrets.first().ok_or(Error::Internal)?;
-    Ok(json(StatusCode::OK, &EndpointSecretOut { key: secret.secret.reveal() }))
+    Ok(json(StatusCode::OK, &EndpointSecretOut { key: secret.secret.reveal_to_receiver() }))
 }
 
 const GRACE_DEFAULT: Duration = Duration::from_secs(86_400);
@@ -140,13 +141,14 @@ const OLD_SECRETS_MAX: usize = 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_signature::Secret;
     use std::collections::BTreeMap;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
     const GRACE: Duration = Duration::from_secs(60);
 
-    fn secret(byte: u8) -> Secret {
-        Secret::from_bytes(&[byte; 32]).unwrap()
+    fn secret(byte: u8) -> SigningSecret {
+        Secret::from_bytes(&[byte; 32]).unwrap().into()
     }
 
     fn private() -> Private {

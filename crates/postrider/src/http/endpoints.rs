@@ -14,6 +14,7 @@ use super::{
     time::Time,
 };
 use crate::{
+    config::SignatureType,
     ids::IdCodec,
     rules::Rules,
     tokens::Capability,
@@ -23,7 +24,7 @@ use crate::{
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{EndpointKey, Timestamp, policy::DisableReason};
-use postrider_signature::Secret;
+use postrider_signature::{PrivateKey, Secret, SigningSecret};
 use postrider_store::{By, Disabled, Endpoint, Expect, Order, PutError};
 use rand::CryptoRng;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -191,14 +192,14 @@ impl EndpointOut {
 
 /// A signing secret that a caller brings along. Nothing of it goes into an error.
 #[derive(Clone)]
-pub struct SecretIn(pub Secret);
+pub struct SecretIn(pub SigningSecret);
 
 impl<'de> Deserialize<'de> for SecretIn {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Secret::parse(&text).map(Self).map_err(|_| {
+        SigningSecret::parse(&text).map(Self).map_err(|_| {
             de::Error::custom(format_args!(
-                "must be `whsec_` and base64 of {} to {} bytes",
+                "must be `whsec_` and base64 of {} to {} bytes, or `whsk_` and base64 of a pair of Ed25519 keys",
                 Secret::BYTES_MIN,
                 Secret::BYTES_MAX
             ))
@@ -248,10 +249,15 @@ impl EndpointUpsertIn {
 
 impl EndpointIn {
     /// What the endpoint is, and what of it is to be sealed.
-    fn wanted(mut self, rules: &UrlRules<'_>, rng: &mut impl CryptoRng) -> Result<(Wanted, Private), Error> {
+    fn wanted(
+        mut self,
+        rules: &UrlRules<'_>,
+        kind: SignatureType,
+        rng: &mut impl CryptoRng,
+    ) -> Result<(Wanted, Private), Error> {
         let own_rules = self.take_rules();
         let headers = endpoint_headers::check(self.headers.unwrap_or_default().0)?;
-        let secret = self.secret.map_or_else(|| new_secret(rng), |secret| secret.0);
+        let secret = self.secret.map_or_else(|| new_secret(kind, rng), |secret| secret.0);
         let rest = EndpointUpsertIn {
             url: self.url,
             description: self.description,
@@ -397,10 +403,15 @@ pub(super) enum PutOutcome {
 }
 
 /// Longer than the contract's 24 bytes: as long as the hash it keys.
-pub(super) fn new_secret(rng: &mut impl CryptoRng) -> Secret {
+pub(super) fn new_secret(kind: SignatureType, rng: &mut impl CryptoRng) -> SigningSecret {
     let mut bytes = zeroize::Zeroizing::new([0; 32]);
     rng.fill_bytes(bytes.as_mut());
-    Secret::from_bytes(bytes.as_ref()).expect("32 bytes are within a secret's limits")
+    match kind {
+        SignatureType::Hmac256 => {
+            Secret::from_bytes(bytes.as_ref()).expect("32 bytes are within a secret's limits").into()
+        }
+        SignatureType::Ed25519 => PrivateKey::from_seed(&bytes).into(),
+    }
 }
 
 fn read_url(text: &str, rules: &UrlRules<'_>) -> Result<String, Error> {
@@ -471,7 +482,8 @@ async fn create(
 ) -> Result<Response, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
-    let (wanted, private) = parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), &mut *api.rng())?;
+    let (wanted, private) =
+        parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), api.settings.default_signature_type, &mut *api.rng())?;
     event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
     let now = (api.clock)();
     let minted = EndpointKey::new(api.store.mint(now).await?);
@@ -533,7 +545,10 @@ async fn put(
             (Some(old), _) => (StatusCode::OK, wanted.replace(&app, old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 let minted = EndpointKey::new(api.store.mint(now).await?);
-                let secret = ActiveSecret { secret: new_secret(&mut *api.rng()), expires_at: None };
+                let secret = ActiveSecret {
+                    secret: new_secret(api.settings.default_signature_type, &mut *api.rng()),
+                    expires_at: None,
+                };
                 let sealed = api.seal(minted, &Private { secrets: vec![secret], headers: BTreeMap::new() });
                 (StatusCode::CREATED, wanted.create(&app, minted, sealed, now), Expect::Absent)
             }
@@ -640,7 +655,7 @@ mod tests {
     fn read(body: &str) -> Result<(Wanted, Private), Error> {
         let guard = AddressGuard::new(Vec::new());
         let rules = UrlRules { https_only: false, guard: &guard };
-        parse::<EndpointIn>(body.as_bytes())?.wanted(&rules, &mut ChaCha20Rng::seed_from_u64(1))
+        parse::<EndpointIn>(body.as_bytes())?.wanted(&rules, SignatureType::Hmac256, &mut ChaCha20Rng::seed_from_u64(1))
     }
 
     fn patched(body: &str) -> Result<Endpoint, Error> {
@@ -674,7 +689,8 @@ mod tests {
         let (wanted, private) = read(r#"{"url":"https://example.com/hook"}"#).unwrap();
         assert_eq!(wanted.url, "https://example.com/hook");
         assert_eq!((wanted.event_types, wanted.channels, wanted.disabled), (None, None, false));
-        assert_eq!(private.secrets[0].secret.as_bytes().len(), 32);
+        let SigningSecret::Shared(secret) = &private.secrets[0].secret else { panic!("a secret is the default") };
+        assert_eq!(secret.as_bytes().len(), 32);
     }
 
     #[test]

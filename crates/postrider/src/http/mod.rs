@@ -27,6 +27,7 @@ pub mod openapi;
 pub mod page;
 pub mod payload;
 pub mod portal;
+pub mod public_keys;
 pub mod replays;
 pub mod retry_schedule;
 pub mod rules;
@@ -39,8 +40,8 @@ pub mod time;
 pub mod verdict;
 
 use crate::{
-    directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens, transport::egress::AddressGuard,
-    vault::Vault,
+    config::SignatureType, directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens,
+    transport::egress::AddressGuard, vault::Vault,
 };
 use axum::{
     Router,
@@ -80,13 +81,21 @@ pub struct ApiSettings {
     pub body_max: usize,
     /// Endpoints must have an https URL.
     pub https_only: bool,
+    /// What is made for an endpoint that brings no secret.
+    pub default_signature_type: SignatureType,
     /// How endpoints are treated where nobody nearer says anything.
     pub rules: Arc<Layer>,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { public_url: None, body_max: 1024 * 1024, https_only: false, rules: Arc::default() }
+        Self {
+            public_url: None,
+            body_max: 1024 * 1024,
+            https_only: false,
+            default_signature_type: SignatureType::Hmac256,
+            rules: Arc::default(),
+        }
     }
 }
 
@@ -122,6 +131,7 @@ fn routes() -> OpenApiRouter<Arc<Api>> {
         .merge(health::routes())
         .merge(messages::routes())
         .merge(portal::routes())
+        .merge(public_keys::routes())
         .merge(replays::routes())
         .merge(retry_schedule::routes())
         .merge(schedules::routes())

@@ -9,7 +9,7 @@ use super::{
     extract::Patch,
 };
 use crate::rules::{
-    AutoDisable, CircuitBreaker, MaxInFlight, OrderingIn, RetryPolicy, Rules, Signature, StatusOverrides, TimeoutsIn,
+    AutoDisable, CircuitBreaker, MaxInFlight, OrderingIn, RetryPolicy, Rules, Signatures, StatusOverrides, TimeoutsIn,
     Toggle,
 };
 use postrider_engine::policy::{self, Layer};
@@ -43,8 +43,8 @@ macro_rules! with_rules {
             #[schema(value_type = Option<$crate::rules::OrderingIn>)]
             ordering: $crate::http::extract::Patch<$crate::rules::OrderingIn>,
             #[serde(default)]
-            #[schema(value_type = Option<$crate::rules::Signature>)]
-            signature: $crate::http::extract::Patch<$crate::rules::Signature>,
+            #[schema(value_type = Option<$crate::rules::SignaturesForm>)]
+            signature: $crate::http::extract::Patch<$crate::rules::Signatures>,
             /// When an endpoint is disabled by itself; `false`: never.
             #[serde(default)]
             #[schema(value_type = Option<$crate::rules::AutoDisableForm>)]
@@ -79,7 +79,7 @@ pub struct RulesPatch {
     pub circuit_breaker: Patch<Toggle<CircuitBreaker>>,
     pub max_in_flight: Patch<MaxInFlight>,
     pub ordering: Patch<OrderingIn>,
-    pub signature: Patch<Signature>,
+    pub signature: Patch<Signatures>,
     pub auto_disable: Patch<Toggle<AutoDisable>>,
 }
 

@@ -3,7 +3,7 @@
 use crate::config::Span;
 use http::HeaderName;
 use postrider_engine::policy::{
-    Ordering, SignatureForm, WhileOpen,
+    Ordering, SignatureForm, SignatureStyle, WhileOpen,
     overrides::{Subject, Treatment},
     rules::{BreakerLayer, Switch},
 };
@@ -273,7 +273,50 @@ impl OrderingIn {
     }
 }
 
-/// How requests are signed besides the headers of Standard Webhooks, which are always there.
+/// How requests are signed besides the headers of Standard Webhooks, which are always there: in one form, or in several at
+/// once while receivers move from one to another.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Signatures {
+    One(Signature),
+    Several(Vec<Signature>),
+}
+
+impl Signatures {
+    pub fn forms(self) -> Vec<SignatureForm> {
+        let several = match self {
+            Self::One(one) => vec![one],
+            Self::Several(several) => several,
+        };
+        several.into_iter().filter_map(Signature::form).collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for Signatures {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Signatures;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a form of signature, or a list of them")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Signatures, A::Error> {
+                Signature::deserialize(de::value::MapAccessDeserializer::new(map)).map(Signatures::One)
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Signatures, A::Error> {
+                Vec::deserialize(de::value::SeqAccessDeserializer::new(list)).map(Signatures::Several)
+            }
+        }
+
+        deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+/// One form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "style", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Signature {
@@ -296,20 +339,26 @@ pub enum Signature {
         #[schema(value_type = Option<String>)]
         id_header: Option<SignatureHeader>,
     },
+    /// `sha256=<hex>` over the body alone, in a header of this name.
+    Github {
+        #[schema(value_type = String, example = "x-hub-signature-256")]
+        header: SignatureHeader,
+        #[serde(default, rename = "idHeader", skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        id_header: Option<SignatureHeader>,
+    },
 }
 
 impl Signature {
-    pub fn form(self) -> SignatureForm {
-        let name = |header: SignatureHeader| header.0;
-        match self {
-            Self::Standard {} => SignatureForm::Standard,
-            Self::Stripe { header, id_header } => {
-                SignatureForm::Stripe { header: header.0, id_header: id_header.map(name) }
-            }
-            Self::Scheme { header, id_header } => {
-                SignatureForm::Scheme { header: header.0, id_header: id_header.map(name) }
-            }
-        }
+    /// `None`: nothing besides what is always there.
+    fn form(self) -> Option<SignatureForm> {
+        let (style, header, id_header) = match self {
+            Self::Standard {} => return None,
+            Self::Stripe { header, id_header } => (SignatureStyle::Stripe, header, id_header),
+            Self::Scheme { header, id_header } => (SignatureStyle::Scheme, header, id_header),
+            Self::Github { header, id_header } => (SignatureStyle::GitHub, header, id_header),
+        };
+        Some(SignatureForm { style, header: header.0, id_header: id_header.map(|header| header.0) })
     }
 }
 

@@ -10,7 +10,7 @@ pub mod preview;
 mod retry_policy;
 
 pub use fields::{
-    AutoDisable, CircuitBreaker, MaxInFlight, OrderingIn, Signature, StatusOverrides, TimeoutsIn, Toggle,
+    AutoDisable, CircuitBreaker, MaxInFlight, OrderingIn, Signature, Signatures, StatusOverrides, TimeoutsIn, Toggle,
 };
 pub use retry_policy::RetryPolicy;
 
@@ -48,6 +48,16 @@ pub fn path_of(field: &'static str) -> Vec<&'static str> {
         "signature.id_header" => vec!["signature", "idHeader"],
         other => vec![other],
     }
+}
+
+/// What is written in the place of signatures.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `Signatures` reads")]
+pub enum SignaturesForm {
+    One(Signature),
+    /// Each in a header of its own.
+    Several(Vec<Signature>),
 }
 
 /// What is written in the place of a retry policy.
@@ -105,7 +115,8 @@ pub struct Rules {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordering: Option<OrderingIn>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signature: Option<Signature>,
+    #[schema(value_type = Option<SignaturesForm>)]
+    pub signature: Option<Signatures>,
     /// When an endpoint is disabled by itself; `false`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<AutoDisableForm>)]
@@ -147,7 +158,7 @@ impl Rules {
         layer.breaker = self.circuit_breaker.as_ref().map(CircuitBreaker::layer);
         layer.in_flight_max = self.max_in_flight.map(|max| policy::InFlightMax(max.0.into()));
         layer.ordering = self.ordering.map(OrderingIn::engine);
-        layer.signature = self.signature.clone().map(Signature::form);
+        layer.signature = self.signature.clone().map(Signatures::forms);
         if let Some(disable) = &self.auto_disable {
             (layer.disable_after, layer.disable_streak) = disable.layer();
         }
@@ -204,6 +215,8 @@ mod tests {
             json!({"ordering": "fifo"}),
             json!({"signature": {"style": "stripe", "header": "x-a"}}),
             json!({"signature": {"style": "scheme", "header": "x-a", "idHeader": "x-b"}}),
+            json!({"signature": {"style": "github", "header": "x-hub-signature-256"}}),
+            json!({"signature": [{"style": "stripe", "header": "x-a"}, {"style": "github", "header": "x-b"}]}),
             json!({"autoDisable": false}),
             json!({"autoDisable": {"failingFor": "1d"}}),
             json!({"autoDisable": {"permanentStreak": 3}}),
@@ -234,6 +247,7 @@ mod tests {
 
     #[test]
     fn a_flaw_is_shown_where_the_field_stands() {
+        let five_forms = ["a", "b", "c", "d", "e"].map(|header| json!({"style": "stripe", "header": header}));
         for (said, place) in [
             (json!({"retryPolicy": {"schedule": {"type": "exponential", "base": "0s"}}}), "retryPolicy.schedule.base"),
             (json!({"retryPolicy": {"retryAfter": {"cap": "31d"}}}), "retryPolicy.retryAfter.cap"),
@@ -242,6 +256,11 @@ mod tests {
             (json!({"autoDisable": {"failingFor": "0s"}}), "autoDisable.failingFor"),
             (json!({"maxInFlight": 0}), "maxInFlight"),
             (json!({"signature": {"style": "stripe", "header": "x-a", "idHeader": "X-A"}}), "signature.idHeader"),
+            (
+                json!({"signature": [{"style": "stripe", "header": "x-a"}, {"style": "github", "header": "X-A"}]}),
+                "signature.header",
+            ),
+            (json!({"signature": five_forms}), "signature"),
         ] {
             let places: Vec<String> =
                 read(said.clone()).layer().check().iter().map(|flaw| path_of(flaw.field).join(".")).collect();

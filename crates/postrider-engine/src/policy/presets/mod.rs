@@ -12,7 +12,7 @@ use super::{
     breaker::WhileOpen,
     overrides::{Subject, Treatment},
     retry_after::RetryAfterMode,
-    rules::{BreakerLayer, InFlightMax, Layer, SignatureForm, Switch},
+    rules::{BreakerLayer, InFlightMax, Layer, SignatureForm, SignatureStyle, Switch},
 };
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
@@ -75,10 +75,11 @@ static PRESETS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
                 connect: Some(secs(30)),
                 first_byte: Some(secs(60)),
                 total: Some(secs(60)),
-                signature: Some(SignatureForm::Stripe {
+                signature: Some(vec![SignatureForm {
+                    style: SignatureStyle::Stripe,
                     header: "x-formspring-signature".to_owned(),
                     id_header: Some("x-formspring-delivery".to_owned()),
-                }),
+                }]),
                 ..Layer::default()
             },
         },

@@ -8,7 +8,7 @@ use crate::{
         classify::{Class, classify},
         preview::{End, Planned, preview},
         retry_after::RetryAfterMode,
-        rules::{Policy, Rules, SignatureForm},
+        rules::{Policy, Rules, SignatureForm, SignatureStyle},
         words::Spelt,
     },
 };
@@ -89,13 +89,7 @@ fn section(page: &mut String, preset: &Preset) -> fmt::Result {
         writeln!(page, "- Disabled {}.", disabled.join(" or "))?;
     }
     writeln!(page, "- At most {} requests at a time.", rules.in_flight_max.0)?;
-    match &rules.signature {
-        SignatureForm::Standard => Ok(()),
-        SignatureForm::Stripe { header, id_header } => signature(page, "t=...,v1=...", header, id_header.as_deref()),
-        SignatureForm::Scheme { header, id_header } => {
-            signature(page, "scheme=v1,ts=...,sig=...", header, id_header.as_deref())
-        }
-    }
+    rules.signature.iter().try_for_each(|form| signature(page, form))
 }
 
 fn row(page: &mut String, planned: &Planned) -> fmt::Result {
@@ -173,8 +167,13 @@ fn ranges(statuses: impl Iterator<Item = u16>) -> Vec<String> {
     runs.into_iter().map(spelt).collect()
 }
 
-fn signature(page: &mut String, form: &str, header: &str, id_header: Option<&str>) -> fmt::Result {
-    let id = id_header.map_or_else(String::new, |name| format!(", and the message's id in `{name}`"));
+fn signature(page: &mut String, SignatureForm { style, header, id_header }: &SignatureForm) -> fmt::Result {
+    let form = match style {
+        SignatureStyle::Stripe => "t=...,v1=...",
+        SignatureStyle::Scheme => "scheme=v1,ts=...,sig=...",
+        SignatureStyle::GitHub => "sha256=...",
+    };
+    let id = id_header.as_ref().map_or_else(String::new, |name| format!(", and the message's id in `{name}`"));
     writeln!(page, "- Signed in `{header}` as `{form}`{id}, besides the headers of Standard Webhooks.")
 }
 

@@ -220,11 +220,12 @@ fn formspring_triples_give_or_take_half() {
         timeouts: (30, 60, 60),
     }
     .holds();
-    let signature = SignatureForm::Stripe {
+    let signature = SignatureForm {
+        style: SignatureStyle::Stripe,
         header: "x-formspring-signature".to_owned(),
         id_header: Some("x-formspring-delivery".to_owned()),
     };
-    assert_eq!(find("formspring").expect("there is one").layer.signature, Some(signature));
+    assert_eq!(find("formspring").expect("there is one").layer.signature, Some(vec![signature]));
 }
 
 #[test]
