@@ -6,7 +6,7 @@ use crate::{
     deployment::Deployment,
     directory::Directory,
     dispatch::{Dispatch, Means},
-    http::{self, Api, ApiSettings, auth::Environment, server},
+    http::{self, Api, ApiSettings, auth::Environment, server, tls::Identity},
     ids::IdCodec,
     ingest::Ingest,
     outbox::{Desk, Relay},
@@ -64,8 +64,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
     let mut terminate = unix::signal(unix::SignalKind::terminate())?;
     let data = settings.data.display().to_string();
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let mut server = Server::start(settings, metrics).await?;
-    tracing::info!("listening on http://{}; for an API token run: postrider token --data {data}", server.address());
+    tracing::info!("listening on {scheme}://{}; for an API token run: postrider token --data {data}", server.address());
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -87,6 +88,7 @@ impl Server {
             .await
             .with_context(|| format!("listening on {}; is another server running there?", settings.listen))?;
         let address = listener.local_addr()?;
+        let identity = settings.tls.clone().map(Identity::read).transpose()?;
         let Deployment { keyring, vault, store } = Deployment::open(&settings).await?;
         step!("start.opened");
         let mut beside = JoinSet::new();
@@ -137,6 +139,10 @@ impl Server {
             async move { tasks.run(store, directory, retention, clock::own()).await }
         });
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        let tls = identity.as_ref().map(Identity::acceptor);
+        if let Some(identity) = identity {
+            beside.spawn(identity.keep());
+        }
 
         let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own()));
         let desk = Arc::new(Desk {
@@ -167,6 +173,7 @@ impl Server {
             settings: ApiSettings {
                 public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
                 body_max: settings.body_max,
+                within_tls: settings.tls.is_some(),
                 https_only: settings.https_only,
                 default_signature_type: settings.default_signature_type,
                 rules,
@@ -175,7 +182,7 @@ impl Server {
         });
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
         let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
-        let serving = tokio::spawn(server::serve(listener, router, limits, until(stopped)));
+        let serving = tokio::spawn(server::serve(listener, tls, router, limits, until(stopped)));
         step!("start.serving");
         Ok(Self {
             address,

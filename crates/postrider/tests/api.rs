@@ -583,7 +583,7 @@ async fn the_official_client_understands_us(store: StoreKind) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let limits = postrider::http::server::Limits::default();
-    tokio::spawn(postrider::http::server::serve(listener, house.router.clone(), limits, std::future::pending()));
+    tokio::spawn(postrider::http::server::serve(listener, None, house.router.clone(), limits, std::future::pending()));
     let options = SvixOptions { server_url: Some(url), num_retries: Some(0), ..SvixOptions::default() };
     let svix = Svix::new(house.token.clone(), Some(options));
 

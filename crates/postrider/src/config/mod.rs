@@ -15,6 +15,7 @@ pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
+use crate::http::tls::TlsFiles;
 use crate::rules::{Rules, path_of};
 use crate::transport::{EgressProxy, NotAProxy};
 use figment::Figment;
@@ -37,6 +38,8 @@ use values::{Port, Size};
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: SocketAddr,
+    /// `None`: in the clear.
+    pub tls: Option<TlsFiles>,
     pub data: PathBuf,
     /// PostgreSQL; `None`: the database in the data folder.
     pub database_url: Option<DatabaseUrl>,
@@ -230,6 +233,8 @@ fn wrong_value(error: figment::Error, sources: &Sources) -> SettingsError {
 #[derive(Deserialize)]
 struct Raw {
     listen: SocketAddr,
+    tls_certificate_file: Option<PathBuf>,
+    tls_private_key_file: Option<PathBuf>,
     data: PathBuf,
     database_url: Option<Hidden>,
     database_ca_file: Option<PathBuf>,
@@ -298,6 +303,12 @@ impl Raw {
         if !LEASE_RANGE.contains(&self.lease.0) {
             return Err(("lease", "must be between 1s and 60s".to_owned()));
         }
+        let tls = match (self.tls_certificate_file.take(), self.tls_private_key_file.take()) {
+            (None, None) => None,
+            (Some(certificate), Some(private_key)) => Some(TlsFiles { certificate, private_key }),
+            (Some(_), None) => return Err(("tls_certificate_file", "needs tls_private_key_file beside it".to_owned())),
+            (None, Some(_)) => return Err(("tls_private_key_file", "needs tls_certificate_file beside it".to_owned())),
+        };
         let egress_proxy = self.egress_proxy.as_ref().map(|url| url.reveal().parse());
         let egress_proxy =
             egress_proxy.transpose().map_err(|reason: NotAProxy| ("egress_proxy", reason.to_string()))?;
@@ -333,6 +344,7 @@ impl Raw {
         Ok(Settings {
             tokens: self.tokens()?,
             listen: self.listen,
+            tls,
             data: self.data,
             database_url,
             database_ca_file: self.database_ca_file,

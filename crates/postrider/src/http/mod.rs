@@ -37,6 +37,7 @@ pub mod server;
 pub mod stats;
 pub mod status;
 pub mod time;
+pub mod tls;
 pub mod verdict;
 
 use crate::{
@@ -77,6 +78,8 @@ pub struct Api {
 pub struct ApiSettings {
     /// Where the outside reaches this server, without a slash at the end.
     pub public_url: Option<String>,
+    /// We are called by `https://` ourselves.
+    pub within_tls: bool,
     /// The greatest body that is read.
     pub body_max: usize,
     /// Endpoints must have an https URL.
@@ -91,6 +94,7 @@ impl Default for ApiSettings {
     fn default() -> Self {
         Self {
             public_url: None,
+            within_tls: false,
             body_max: 1024 * 1024,
             https_only: false,
             default_signature_type: SignatureType::Hmac256,

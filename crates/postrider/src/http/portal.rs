@@ -1,7 +1,7 @@
 //! Lets an application's owner in: a link with a token that is good for this one application.
 
 use super::{
-    Api,
+    Api, ApiSettings,
     applications::{ApplicationIn, find_or_create},
     auth::{Caller, Environment},
     error::{Error, HttpErrorOut, HttpValidationError},
@@ -124,7 +124,7 @@ async fn access(
             Error::Internal
         }
     })?;
-    let base = base_url(api.settings.public_url.as_deref(), &headers).ok_or(Error::Internal)?;
+    let base = base_url(&api.settings, &headers).ok_or(Error::Internal)?;
     Ok(json(StatusCode::OK, &AppPortalAccessOut { url: format!("{base}/portal#key={token}"), token }))
 }
 
@@ -148,12 +148,13 @@ async fn find(api: &Api, name: &str, application: Option<ApplicationIn>) -> Resu
 }
 
 /// Where the outside reaches us: as it is set, or else as the caller did.
-fn base_url(public_url: Option<&str>, headers: &HeaderMap) -> Option<String> {
-    if let Some(url) = public_url {
+fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
+    if let Some(url) = &settings.public_url {
         return Some(url.trim_end_matches('/').to_owned());
     }
     let host: Authority = headers.get(header::HOST)?.to_str().ok()?.parse().ok()?;
-    Some(format!("http://{host}"))
+    let scheme = if settings.within_tls { "https" } else { "http" };
+    Some(format!("{scheme}://{host}"))
 }
 
 /// What the path has for an application, for whoever may create it.
@@ -212,9 +213,13 @@ mod tests {
     #[test]
     fn the_link_leads_to_where_we_are_known() {
         let host = |host: &str| HeaderMap::from_iter([(header::HOST, host.parse().unwrap())]);
-        assert_eq!(base_url(Some("https://hooks.example/"), &host("evil")).as_deref(), Some("https://hooks.example"));
-        assert_eq!(base_url(None, &host("localhost:8071")).as_deref(), Some("http://localhost:8071"));
-        assert_eq!(base_url(None, &host("a b")), None);
-        assert_eq!(base_url(None, &HeaderMap::new()), None);
+        let named = ApiSettings { public_url: Some("https://hooks.example/".to_owned()), ..ApiSettings::default() };
+        let plain = ApiSettings::default();
+        let within_tls = ApiSettings { within_tls: true, ..ApiSettings::default() };
+        assert_eq!(base_url(&named, &host("evil")).as_deref(), Some("https://hooks.example"));
+        assert_eq!(base_url(&plain, &host("localhost:8071")).as_deref(), Some("http://localhost:8071"));
+        assert_eq!(base_url(&within_tls, &host("localhost:8071")).as_deref(), Some("https://localhost:8071"));
+        assert_eq!(base_url(&plain, &host("a b")), None);
+        assert_eq!(base_url(&plain, &HeaderMap::new()), None);
     }
 }

@@ -5,8 +5,13 @@
 //! handles makes the loop wait, never spin.
 
 use super::error::Error;
-use axum::{Router, extract::Request, response::IntoResponse};
-use http::{Version, header};
+use axum::{
+    Router,
+    extract::Request,
+    middleware::map_response,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, Version, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -33,6 +38,7 @@ use tokio::{
     sync::{oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tower::Service;
 use tracing::{debug, warn};
 
@@ -65,7 +71,14 @@ impl Default for Limits {
 }
 
 /// Serves until `shutdown` completes, then finishes the requests that run and returns.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdown: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    limits: Limits,
+    shutdown: impl Future<Output = ()>,
+) {
+    let router = if tls.is_some() { strictly(router) } else { router };
     let crowd = Arc::new(Crowd::new(limits));
     // Dropped at the end, which every connection notices; each holds a receiver, so that we see when all are gone.
     let (stopping, stop) = watch::channel(());
@@ -80,9 +93,18 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
         match accepted {
             Ok((stream, peer)) => match crowd.admit(peer.ip()) {
                 Some(place) => {
-                    let (router, stop) = (router.clone(), stop.clone());
+                    let (router, stop, tls) = (router.clone(), stop.clone(), tls.clone());
                     tokio::spawn(async move {
-                        attend(stream, router, limits, stop).await;
+                        let _ = stream.set_nodelay(true);
+                        match tls {
+                            None => attend(stream, router, limits, stop).await,
+                            // A handshake is the head of all heads.
+                            Some(tls) => match timeout(limits.head_time_max, tls.accept(stream)).await {
+                                Ok(Ok(stream)) => attend(stream, router, limits, stop).await,
+                                Ok(Err(fault)) => debug!(error = %fault, "a TLS handshake failed"),
+                                Err(_) => debug!("a TLS handshake took too long"),
+                            },
+                        }
                         drop(place);
                     });
                 }
@@ -108,9 +130,22 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, shutdo
     }
 }
 
+/// In the clear, or within TLS.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+
+/// Whoever has once come by TLS is told never to come without.
+fn strictly(router: Router) -> Router {
+    router.layer(map_response(|mut response: Response| async {
+        let value = HeaderValue::from_static("max-age=31536000");
+        response.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, value);
+        response
+    }))
+}
+
 /// Serves one connection to its end.
-async fn attend(stream: TcpStream, router: Router, limits: Limits, stop: watch::Receiver<()>) {
-    let _ = stream.set_nodelay(true);
+async fn attend(stream: impl Stream, router: Router, limits: Limits, stop: watch::Receiver<()>) {
     let activity = Arc::new(Activity::new());
     let (back, mut given_back) = oneshot::channel();
     let watched = Watched { stream: Some(stream), activity: activity.clone(), back: Some(back) };
@@ -124,7 +159,7 @@ async fn attend(stream: TcpStream, router: Router, limits: Limits, stop: watch::
 
 /// Lets the client read why it was refused. To close while its bytes lie unread would reset the
 /// connection, and a reset takes our last words with it.
-async fn linger(mut stream: TcpStream) -> io::Result<()> {
+async fn linger(mut stream: impl Stream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut scrap = vec![0; 16 * 1024];
     let mut left = LINGER_BYTES_MAX;
@@ -139,7 +174,7 @@ async fn linger(mut stream: TcpStream) -> io::Result<()> {
 
 /// Serves requests until the client ends it, dawdles or we are told to stop.
 async fn converse(
-    watched: Watched,
+    watched: Watched<impl Stream>,
     activity: Arc<Activity>,
     router: Router,
     limits: Limits,
@@ -316,20 +351,20 @@ impl Drop for Running {
 }
 
 /// A stream that tells when bytes come in, and is given back at the end.
-struct Watched {
+struct Watched<S: Stream> {
     /// There until this is dropped.
-    stream: Option<TcpStream>,
+    stream: Option<S>,
     activity: Arc<Activity>,
-    back: Option<oneshot::Sender<TcpStream>>,
+    back: Option<oneshot::Sender<S>>,
 }
 
-impl Watched {
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
+impl<S: Stream> Watched<S> {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut S> {
         Pin::new(self.get_mut().stream.as_mut().expect("it is taken on drop only"))
     }
 }
 
-impl Drop for Watched {
+impl<S: Stream> Drop for Watched<S> {
     fn drop(&mut self) {
         if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
             let _ = back.send(stream);
@@ -337,7 +372,7 @@ impl Drop for Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl<S: Stream> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = self.as_mut().stream().poll_read(cx, buf);
@@ -348,7 +383,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl<S: Stream> AsyncWrite for Watched<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         // Everything goes out this way or, if there is more than one piece, the other.
         let mut stream = self.stream();
@@ -491,6 +526,10 @@ mod tests {
     }
 
     async fn start(limits: Limits) -> Server {
+        start_within(None, limits).await
+    }
+
+    async fn start_within(tls: Option<TlsAcceptor>, limits: Limits) -> Server {
         let router = Router::new()
             .route("/", get(|| async { "hello" }))
             .route("/slow", get(|| async { sleep(Duration::from_millis(150)).await }))
@@ -506,7 +545,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let done = tokio::spawn(serve(listener, router, limits, async {
+        let done = tokio::spawn(serve(listener, tls, router, limits, async {
             let _ = stopped.await;
         }));
         Server { address, stop, done }
@@ -514,11 +553,15 @@ mod tests {
 
     /// Sends, and reads until the server hangs up.
     async fn talk(server: &Server, request: &str) -> String {
+        String::from_utf8(talk_bytes(server, request).await).unwrap()
+    }
+
+    async fn talk_bytes(server: &Server, request: &str) -> Vec<u8> {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.expect("the server hangs up");
-        String::from_utf8(answer).unwrap()
+        answer
     }
 
     #[tokio::test]
@@ -526,6 +569,40 @@ mod tests {
         let server = start(limits()).await;
         for begun in ["G", "GET / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nhost: x\r\na:", "PRI * HTTP/2.0\r\n\r\nSM\r\n"] {
             assert_eq!(talk(&server, begun).await, "", "{begun}");
+        }
+    }
+
+    #[tokio::test]
+    async fn within_tls_all_is_as_without() {
+        let rcgen::CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let ours = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key)
+            .unwrap();
+        let server = start_within(Some(TlsAcceptor::from(Arc::new(ours))), limits()).await;
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let theirs = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(theirs));
+        let stream = TcpStream::connect(server.address).await.unwrap();
+        let mut stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.expect("the server hangs up");
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"), "{answer}");
+        assert!(answer.contains("strict-transport-security: max-age=31536000"), "{answer}");
+        for begun in ["", "GET / HTTP/1.1\r\nhost: x\r\n\r\n", "\u{16}\u{3}\u{1}"] {
+            assert!(!talk_bytes(&server, begun).await.starts_with(b"HTTP"), "{begun:?} is no handshake");
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::{
     env, fs,
-    io::Write,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
