@@ -183,7 +183,7 @@ fn refuse_orphaned_data(folder: &Path) -> Result<(), KeyringError> {
     Ok(())
 }
 
-fn make_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

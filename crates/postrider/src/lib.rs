@@ -6,6 +6,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod confine;
 pub mod deployment;
 pub mod directory;
 pub mod dispatch;

@@ -3,8 +3,11 @@
 use super::on_runtime;
 use crate::{
     config::{Settings, SettingsError, Sources, default_file},
+    confine::{Confinement, confine},
+    keyring::make_folder,
     telemetry,
 };
+use anyhow::Context;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -83,8 +86,22 @@ impl PlaceFlags {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
+    let confinement = if settings.landlock { Some(confined(&settings)?) } else { None };
     let _lines = telemetry::start_logs(&settings.log, settings.log_format)?;
+    match confinement {
+        Some(Confinement::Whole | Confinement::Partial) => {}
+        Some(Confinement::None) => {
+            tracing::warn!("this kernel has no Landlock; the file system is as open to the server as to its user")
+        }
+        None => tracing::warn!("Landlock is switched off; the file system is as open to the server as to its user"),
+    }
     on_runtime(crate::serve::run(settings))
+}
+
+/// Before the first thread is begun: those that there are already would not be held by it.
+fn confined(settings: &Settings) -> anyhow::Result<Confinement> {
+    make_folder(&settings.data).with_context(|| format!("could not write {}", settings.data.display()))?;
+    confine(settings)
 }
 
 impl Args {

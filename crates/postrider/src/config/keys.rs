@@ -287,6 +287,14 @@ pub const KEYS: &[Key] = &[
         about: "A PEM file with certificate authorities that endpoints may use besides the public ones.",
     },
     Key {
+        name: "landlock",
+        form: Form::Switch,
+        default: Some("true"),
+        secret: false,
+        flag: None,
+        about: "Let the kernel shut the file system to the server but for its data folder, the files that the settings name, and what programs read of a system (`/etc`, libraries, `/proc`). Linux 5.13 and later can; where the kernel cannot, the server says so and runs without.",
+    },
+    Key {
         name: "log",
         form: Form::Text,
         default: Some("info"),

@@ -69,6 +69,8 @@ pub struct Settings {
     /// Producers' databases that events are taken over from.
     pub outboxes: Vec<OutboxSettings>,
     pub extra_ca_file: Option<PathBuf>,
+    /// Shut the file system to the server but for what it needs.
+    pub landlock: bool,
     pub log: String,
     pub log_format: LogFormat,
     pub shutdown_grace: Duration,
@@ -116,6 +118,17 @@ impl TokenAlgorithm {
             Self::HS384 => Some(48),
             Self::HS512 => Some(64),
             Self::RS256 | Self::RS384 | Self::RS512 | Self::EdDSA => None,
+        }
+    }
+}
+
+impl TokenSettings {
+    pub fn key_files(&self) -> Vec<&Path> {
+        match &self.key {
+            TokenKey::Keyring | TokenKey::Secret(_) => Vec::new(),
+            TokenKey::Pair { public, private } => {
+                [Some(public), private.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect()
+            }
         }
     }
 }
@@ -254,6 +267,7 @@ struct Raw {
     rules: Option<RulesSetting>,
     outboxes: Option<OutboxesSetting>,
     extra_ca_file: Option<PathBuf>,
+    landlock: bool,
     log: String,
     log_format: LogFormat,
     shutdown_grace: Span,
@@ -364,6 +378,7 @@ impl Raw {
             rules,
             outboxes,
             extra_ca_file: self.extra_ca_file,
+            landlock: self.landlock,
             log: self.log,
             log_format: self.log_format,
             shutdown_grace: self.shutdown_grace.0,
