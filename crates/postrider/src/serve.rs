@@ -177,7 +177,6 @@ impl Server {
                 https_only: settings.https_only,
                 default_signature_type: settings.default_signature_type,
                 rules,
-                ..ApiSettings::default()
             },
         });
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
