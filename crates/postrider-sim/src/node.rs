@@ -97,7 +97,7 @@ impl Process {
 
 /// What a deployment has once, however often its processes start.
 pub fn keys() -> (Arc<Vault>, IdCodec) {
-    (Arc::new(Vault::new(&[7; 32])), IdCodec::new([9; 16]))
+    (Arc::new(Vault::new(&[[7; 32]])), IdCodec::new([9; 16]))
 }
 
 /// Longer than any world lasts, but for keys.

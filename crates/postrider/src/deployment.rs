@@ -33,15 +33,15 @@ impl Deployment {
             read_ca(outbox.ca_file.as_deref())?;
         }
         match &settings.database_url {
-            None => Self::open_alone(&settings.data).await,
+            None => Self::open_alone(settings).await,
             Some(url) => Self::open_shared(settings, url).await,
         }
     }
 
-    async fn open_alone(folder: &Path) -> anyhow::Result<Self> {
+    async fn open_alone(settings: &Settings) -> anyhow::Result<Self> {
         // Keys before data: a database without its keys is refused, so that nobody is locked out of it.
-        let keyring = keys_in(folder)?;
-        let data = folder.to_owned();
+        let keyring = keys_in(settings)?;
+        let data = settings.data.clone();
         let store = tokio::task::spawn_blocking(move || SqliteStore::open(&data, clock::now())).await??;
         let vault = Arc::new(Vault::new(keyring.encryption()));
         match store.note(VAULT_CHECK).await? {
@@ -53,7 +53,7 @@ impl Deployment {
 
     async fn open_shared(settings: &Settings, url: &DatabaseUrl) -> anyhow::Result<Self> {
         let options = postgres_options(settings)?;
-        let keyring = keys_of_shared(&settings.data, url, &options).await?;
+        let keyring = keys_of_shared(settings, url, &options).await?;
         // One that was moved is left over, as it should be.
         if settings.data.join(SqliteStore::FILE).exists() && !sqlite::was_moved(&settings.data).unwrap_or(false) {
             let folder = settings.data.display().to_string();
@@ -92,7 +92,12 @@ pub fn read_ca(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
 }
 
 /// The keys in the folder, once it is sure that they are those of the database. New ones for a new database.
-pub async fn keys_of_shared(folder: &Path, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<Keyring> {
+pub async fn keys_of_shared(
+    settings: &Settings,
+    url: &DatabaseUrl,
+    options: &PostgresOptions,
+) -> anyhow::Result<Keyring> {
+    let folder = &settings.data;
     let visitor = Visitor::connect(url, options).await?;
     let noted = visitor.note(VAULT_CHECK).await?;
     if noted.is_some() && !folder.join(Keyring::FILE).exists() {
@@ -106,7 +111,7 @@ pub async fn keys_of_shared(folder: &Path, url: &DatabaseUrl, options: &Postgres
         // Before the keys, so that who may not write there leaves none behind.
         postgres::migrate(url, options).await?;
     }
-    let keyring = keys_in(folder)?;
+    let keyring = keys_in(settings)?;
     let vault = Vault::new(keyring.encryption());
     let sealed = match noted {
         Some(sealed) => sealed,
@@ -119,17 +124,18 @@ pub async fn keys_of_shared(folder: &Path, url: &DatabaseUrl, options: &Postgres
     Ok(keyring)
 }
 
-fn keys_in(folder: &Path) -> anyhow::Result<Keyring> {
+fn keys_in(settings: &Settings) -> anyhow::Result<Keyring> {
+    let folder = &settings.data;
     let file = folder.join(Keyring::FILE);
     let first_start = !file.exists();
     let keyring = Keyring::open_or_create(folder)?;
     if first_start {
         tracing::info!(file = file.display().to_string(), "made the keys of this deployment; keep a copy of that file");
     }
-    Ok(keyring)
+    Ok(keyring.with_encryption(settings.encryption_keys()))
 }
 
-fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
+pub fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
     let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
     Ok(vault.seal(NOBODY, &nothing, &mut system_rng()?))
 }
@@ -137,8 +143,8 @@ fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
 /// Opens the sealed note to see whether the key fits.
 pub fn check(vault: &Vault, sealed: &[u8]) -> anyhow::Result<()> {
     vault.open(NOBODY, sealed).context(
-        "the encryption key in keys.toml is not the one that this database was made with; \
-         put the right keys.toml back into the data folder",
+        "the encryption keys (in keys.toml, or as encryption_keys in the settings) are not those that this database was \
+         made with; put the right ones back",
     )?;
     Ok(())
 }

@@ -17,7 +17,8 @@ use std::{
 };
 
 pub struct Keyring {
-    encryption: [u8; 32],
+    /// The current one first.
+    encryption: Vec<[u8; 32]>,
     ids: [u8; 16],
     tokens: [u8; 32],
 }
@@ -60,9 +61,45 @@ impl Keyring {
         Self::parse(&text).map_err(|reason| KeyringError::Malformed { path, reason })
     }
 
-    /// Seals endpoints' secrets and headers.
-    pub fn encryption(&self) -> &[u8; 32] {
+    /// Seal endpoints' secrets and headers: the current one first, then those that what was sealed before may still need.
+    pub fn encryption(&self) -> &[[u8; 32]] {
         &self.encryption
+    }
+
+    /// Those of the settings, where they name some.
+    pub fn with_encryption(self, given: Option<&[[u8; 32]]>) -> Self {
+        let encryption = given.map_or(self.encryption, <[_]>::to_vec);
+        Self { encryption, ..self }
+    }
+
+    /// Puts a new key behind the others, in the file: nothing is sealed with it, and what is can be opened.
+    pub fn stage(folder: &Path) -> Result<Self, KeyringError> {
+        let mut keyring = Self::open(folder)?;
+        if keyring.encryption.len() >= ENCRYPTION_KEYS_MAX {
+            return Err(KeyringError::TooMany { folder: folder.to_owned() });
+        }
+        keyring.encryption.push(random()?);
+        keyring.replace(folder)?;
+        Ok(keyring)
+    }
+
+    /// Puts the last key before the others, in the file.
+    pub fn promote(folder: &Path) -> Result<Self, KeyringError> {
+        let mut keyring = Self::open(folder)?;
+        if keyring.encryption.len() < 2 {
+            return Err(KeyringError::NothingStaged { folder: folder.to_owned() });
+        }
+        keyring.encryption.rotate_right(1);
+        keyring.replace(folder)?;
+        Ok(keyring)
+    }
+
+    /// Takes all keys but the current one out of the file.
+    pub fn forget_old(folder: &Path) -> Result<Self, KeyringError> {
+        let mut keyring = Self::open(folder)?;
+        keyring.encryption.truncate(1);
+        keyring.replace(folder)?;
+        Ok(keyring)
     }
 
     /// Turns integer keys into public ids and back.
@@ -76,14 +113,14 @@ impl Keyring {
     }
 
     fn draw() -> Result<Self, KeyringError> {
-        Ok(Self { encryption: random()?, ids: random()?, tokens: random()? })
+        Ok(Self { encryption: vec![random()?], ids: random()?, tokens: random()? })
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         // The parser's own display quotes the line, and the line holds a key.
         let file: KeysFile = Toml::from_str(text).map_err(|error| error.message().to_owned())?;
         Ok(Self {
-            encryption: decode("encryption", &file.encryption)?,
+            encryption: file.encryption.keys()?,
             ids: decode("ids", &file.ids)?,
             tokens: decode("tokens", &file.tokens)?,
         })
@@ -93,11 +130,39 @@ impl Keyring {
         format!(
             "# The secrets of this deployment. Keep a copy in a safe place, apart from copies of the database:\n\
              # without this file the database cannot be used, and with both everything can be read.\n\
-             encryption = \"{}\"\nids = \"{}\"\ntokens = \"{}\"\n",
-            BASE64_STANDARD.encode(self.encryption),
+             encryption = {}\nids = \"{}\"\ntokens = \"{}\"\n",
+            self.encryption_text(),
             BASE64_STANDARD.encode(self.ids),
             BASE64_STANDARD.encode(self.tokens),
         )
+    }
+
+    fn encryption_text(&self) -> String {
+        let quoted: Vec<String> =
+            self.encryption.iter().map(|key| format!("\"{}\"", BASE64_STANDARD.encode(key))).collect();
+        match quoted.as_slice() {
+            [only] => only.clone(),
+            several => format!("[{}]", several.join(", ")),
+        }
+    }
+
+    /// In the place of the file that there is. Whoever reads it finds the old one or the new one.
+    fn replace(&self, folder: &Path) -> Result<(), KeyringError> {
+        let path = folder.join(Self::FILE);
+        let draft = folder.join(format!(".{}.{}", Self::FILE, std::process::id()));
+        let replaced = (|| {
+            let mut file = create_private(&draft)?;
+            file.write_all(self.text().as_bytes())?;
+            file.sync_all()?;
+            // The group that may read it, if any, is to go on doing so.
+            fs::set_permissions(&draft, fs::metadata(&path)?.permissions())?;
+            fs::rename(&draft, &path)?;
+            File::open(folder)?.sync_all()
+        })();
+        replaced.map_err(|source| {
+            let _ = fs::remove_file(&draft);
+            KeyringError::Write { path, source }
+        })
     }
 
     /// Puts the whole file in place at once, or fails with `AlreadyExists`.
@@ -134,6 +199,14 @@ pub enum KeyringError {
     TooOpen { path: PathBuf },
     #[error("{}: {reason}", path.display())]
     Malformed { path: PathBuf, reason: String },
+    #[error(
+        "{} has {ENCRYPTION_KEYS_MAX} encryption keys already; run `postrider keys forget-old` once the server has sealed \
+         everything with the newest",
+        folder.join(Keyring::FILE).display()
+    )]
+    TooMany { folder: PathBuf },
+    #[error("{} has one encryption key only; run `postrider keys stage` first", folder.join(Keyring::FILE).display())]
+    NothingStaged { folder: PathBuf },
     #[error("could not read {}", path.display())]
     Read {
         path: PathBuf,
@@ -153,9 +226,30 @@ pub enum KeyringError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeysFile {
-    encryption: String,
+    encryption: OneOrSeveral,
     ids: String,
     tokens: String,
+}
+
+/// Several while one takes the place of another.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrSeveral {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl OneOrSeveral {
+    fn keys(&self) -> Result<Vec<[u8; 32]>, String> {
+        let texts = match self {
+            Self::One(text) => std::slice::from_ref(text),
+            Self::Several(texts) => texts.as_slice(),
+        };
+        if !(1..=ENCRYPTION_KEYS_MAX).contains(&texts.len()) {
+            return Err(format!("`encryption` has {} keys; there must be 1 to {ENCRYPTION_KEYS_MAX}", texts.len()));
+        }
+        texts.iter().map(|text| decode("encryption", text)).collect()
+    }
 }
 
 fn random<const N: usize>() -> Result<[u8; N], KeyringError> {
@@ -205,6 +299,9 @@ fn create_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
+/// More than anybody changes within a day.
+const ENCRYPTION_KEYS_MAX: usize = 8;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,7 +311,7 @@ mod tests {
     }
 
     fn same(a: &Keyring, b: &Keyring) -> bool {
-        (a.encryption, a.ids, a.tokens) == (b.encryption, b.ids, b.tokens)
+        (&a.encryption, a.ids, a.tokens) == (&b.encryption, b.ids, b.tokens)
     }
 
     #[test]
@@ -227,6 +324,28 @@ mod tests {
         let names: Vec<_> =
             fs::read_dir(&inside).expect("listed").map(|entry| entry.expect("entry").file_name()).collect();
         assert_eq!(names, [Keyring::FILE]);
+    }
+
+    #[test]
+    fn a_new_key_comes_first_and_the_old_one_stays_until_it_is_forgotten() {
+        let folder = folder();
+        let made = Keyring::open_or_create(folder.path()).expect("made");
+        assert!(matches!(Keyring::promote(folder.path()), Err(KeyringError::NothingStaged { .. })));
+        let staged = Keyring::stage(folder.path()).expect("staged");
+        assert_eq!((staged.encryption.len(), &staged.encryption[..1]), (2, &made.encryption[..]));
+        let rotated = Keyring::promote(folder.path()).expect("promoted");
+        assert_eq!((rotated.encryption.len(), &rotated.encryption[1..]), (2, &made.encryption[..]));
+        assert!(same(&rotated, &Keyring::open(folder.path()).expect("read back")));
+        assert_eq!((rotated.ids, rotated.tokens), (made.ids, made.tokens));
+        let left = Keyring::forget_old(folder.path()).expect("forgotten");
+        assert_eq!(left.encryption, &rotated.encryption[..1]);
+        assert!(same(&left, &Keyring::open(folder.path()).expect("read back")));
+        for _ in 1..ENCRYPTION_KEYS_MAX {
+            Keyring::stage(folder.path()).expect("staged");
+        }
+        assert!(matches!(Keyring::stage(folder.path()), Err(KeyringError::TooMany { .. })));
+        let names = fs::read_dir(folder.path()).expect("listed").count();
+        assert_eq!(names, 1, "no draft is left");
     }
 
     #[test]

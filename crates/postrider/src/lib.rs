@@ -17,6 +17,7 @@ pub mod ids;
 pub mod ingest;
 pub mod keyring;
 pub mod outbox;
+pub mod rotation;
 pub mod rules;
 pub mod serve;
 pub mod tasks;

@@ -10,6 +10,7 @@ use crate::{
     ids::IdCodec,
     ingest::Ingest,
     outbox::{Desk, Relay},
+    rotation::Rotation,
     tasks::Tasks,
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
@@ -139,6 +140,13 @@ impl Server {
             async move { tasks.run(store, directory, retention, clock::own()).await }
         });
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        let rotation = Rotation {
+            folder: settings.encryption_keys().is_none().then(|| settings.data.clone()),
+            vault: Arc::clone(&vault),
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+        };
+        beside.spawn(rotation.keep(system_rng()?));
         let tls = identity.as_ref().map(Identity::acceptor);
         if let Some(identity) = identity {
             beside.spawn(identity.keep());

@@ -164,7 +164,7 @@ mod tests {
     async fn a_longer_hold_saves_what_a_pass_has_not_come_to_yet() {
         let folder = tempfile::tempdir().expect("a folder");
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(folder.path(), NOW).expect("a store"));
-        let (vault, guard) = (Arc::new(Vault::new(&[7; 32])), Arc::new(AddressGuard::new(Vec::new())));
+        let (vault, guard) = (Arc::new(Vault::new(&[[7; 32]])), Arc::new(AddressGuard::new(Vec::new())));
         let directory = Directory::new(Arc::clone(&store), vault, guard, Arc::new(Layer::default()));
         let application = application(AppKey::new(store.mint(NOW).await.expect("a key")));
         store.put_application(application.clone(), Expect::Absent, None).await.expect("an application");

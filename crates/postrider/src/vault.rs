@@ -1,8 +1,9 @@
 //! Seals what must not lie open in the database: signing secrets and custom headers.
 //!
-//! The endpoint's key is authenticated along, so that whoever can write to the database still cannot
-//! give one endpoint the secrets of another. The first byte tells which form and key were used, so that
-//! a later version can change either and still open what it finds.
+//! Each box has a key of its own, which lies in it under one of the deployment's keys; which one, the box says. So a
+//! deployment's key can be changed while it runs: new boxes take the new one, old ones open with the old one until they have
+//! been sealed again (`reseal`). The endpoint's key is authenticated along, so that whoever can write to the database still
+//! cannot give one endpoint the secrets of another.
 
 use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
@@ -12,11 +13,42 @@ use postrider_engine::{EndpointKey, Timestamp};
 use postrider_signature::SigningSecret;
 use rand::CryptoRng;
 use serde::{Deserialize, Serialize};
-use std::{borrow::Cow, collections::BTreeMap, fmt};
+use sha2::{Digest, Sha256};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fmt,
+    sync::{PoisonError, RwLock, RwLockReadGuard},
+};
 use zeroize::{Zeroize, Zeroizing};
 
 pub struct Vault {
+    /// The current one first.
+    keys: RwLock<Vec<MasterKey>>,
+}
+
+#[derive(Clone)]
+struct MasterKey {
+    id: KeyId,
     cipher: XChaCha20Poly1305,
+}
+
+/// By which a key is named where it must not be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyId([u8; 4]);
+
+impl KeyId {
+    pub fn of(key: &[u8; 32]) -> Self {
+        let digest: [u8; 32] = Sha256::new_with_prefix(b"postrider key id").chain_update(key).finalize().into();
+        let [a, b, c, d, ..] = digest;
+        Self([a, b, c, d])
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 /// What only the sender of an endpoint's messages, and its owner, may see.
@@ -40,38 +72,91 @@ pub enum VaultError {
     UnknownForm,
     #[error("the sealed data was made with another key, for another endpoint, or is damaged")]
     Refused,
+    #[error("the sealed data was made with the key {0}, which is not among the deployment's")]
+    UnknownKey(KeyId),
 }
 
 impl Vault {
-    pub fn new(key: &[u8; 32]) -> Self {
-        Self { cipher: XChaCha20Poly1305::new(key.into()) }
+    /// The current key first, then those that may still be found in use. There must be one.
+    pub fn new(keys: &[[u8; 32]]) -> Self {
+        assert!(!keys.is_empty(), "a vault has a key");
+        Self { keys: RwLock::new(master_keys(keys)) }
+    }
+
+    /// Other keys from now on. What is sealed with one that is not among them cannot be opened any more.
+    pub fn set_keys(&self, keys: &[[u8; 32]]) {
+        assert!(!keys.is_empty(), "a vault has a key");
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = master_keys(keys);
     }
 
     pub fn seal(&self, endpoint: EndpointKey, private: &Private, rng: &mut impl CryptoRng) -> Vec<u8> {
-        let mut nonce = [0; NONCE_BYTES];
-        rng.fill_bytes(&mut nonce);
+        let MasterKey { id, cipher: master } = self.keys()[0].clone();
+        let aad = associated(ENVELOPE, endpoint);
+        let mut box_key = Zeroizing::new([0; 32]);
+        rng.fill_bytes(box_key.as_mut());
+        let wrapped = encrypt(&master, box_key.as_ref(), &aad, rng);
         let plain = Zeroizing::new(serde_json::to_vec(&Inside::from(private)).expect("strings and numbers serialise"));
-        let sealed = self
-            .cipher
-            .encrypt(&XNonce::from(nonce), Payload { msg: &plain, aad: &associated(endpoint) })
-            .expect("a few kilobytes are within the cipher's limit");
-        [&[FORM][..], &nonce, &sealed].concat()
+        let sealed = encrypt(&cipher(&box_key), &plain, &aad, rng);
+        [&[ENVELOPE][..], &id.0, &wrapped, &sealed].concat()
     }
 
     pub fn open(&self, endpoint: EndpointKey, sealed: &[u8]) -> Result<Private, VaultError> {
-        let (&form, rest) = sealed.split_first().ok_or(VaultError::UnknownForm)?;
-        if form != FORM {
-            return Err(VaultError::UnknownForm);
-        }
-        let (nonce, sealed) = rest.split_first_chunk::<NONCE_BYTES>().ok_or(VaultError::Refused)?;
-        let plain = self
-            .cipher
-            .decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: &associated(endpoint) })
-            .map_err(|_| VaultError::Refused)?;
-        let plain = Zeroizing::new(plain);
+        let plain = match sealed.split_first() {
+            Some((&ENVELOPE, rest)) => self.open_envelope(endpoint, rest)?,
+            Some((&PLAIN_BOX, rest)) => {
+                let aad = associated(PLAIN_BOX, endpoint);
+                let keys = self.keys();
+                let opened = keys.iter().find_map(|key| decrypt(&key.cipher, rest, &aad));
+                opened.ok_or(VaultError::Refused)?
+            }
+            Some(_) | None => return Err(VaultError::UnknownForm),
+        };
         let inside: Inside = serde_json::from_slice(&plain).map_err(|_| VaultError::UnknownForm)?;
         inside.read().ok_or(VaultError::UnknownForm)
     }
+
+    /// Whether it is sealed with the current key.
+    pub fn is_current(&self, sealed: &[u8]) -> bool {
+        matches!(sealed.split_first(), Some((&ENVELOPE, rest)) if rest.starts_with(&self.keys()[0].id.0))
+    }
+
+    fn open_envelope(&self, endpoint: EndpointKey, rest: &[u8]) -> Result<Zeroizing<Vec<u8>>, VaultError> {
+        let (id, rest) = rest.split_first_chunk::<4>().ok_or(VaultError::Refused)?;
+        let (wrapped, sealed) = rest.split_first_chunk::<WRAPPED_BYTES>().ok_or(VaultError::Refused)?;
+        let keys = self.keys();
+        let master = keys.iter().find(|key| key.id.0 == *id).ok_or(VaultError::UnknownKey(KeyId(*id)))?;
+        let aad = associated(ENVELOPE, endpoint);
+        let box_key = decrypt(&master.cipher, wrapped, &aad).ok_or(VaultError::Refused)?;
+        let box_key = <&[u8; 32]>::try_from(box_key.as_slice()).map_err(|_| VaultError::Refused)?;
+        decrypt(&cipher(box_key), sealed, &aad).ok_or(VaultError::Refused)
+    }
+
+    fn keys(&self) -> RwLockReadGuard<'_, Vec<MasterKey>> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn master_keys(keys: &[[u8; 32]]) -> Vec<MasterKey> {
+    keys.iter().map(|key| MasterKey { id: KeyId::of(key), cipher: cipher(key) }).collect()
+}
+
+fn cipher(key: &[u8; 32]) -> XChaCha20Poly1305 {
+    XChaCha20Poly1305::new(key.into())
+}
+
+/// A nonce, and what it was encrypted with it.
+fn encrypt(cipher: &XChaCha20Poly1305, plain: &[u8], aad: &[u8], rng: &mut impl CryptoRng) -> Vec<u8> {
+    let mut nonce = [0; NONCE_BYTES];
+    rng.fill_bytes(&mut nonce);
+    let sealed = cipher
+        .encrypt(&XNonce::from(nonce), Payload { msg: plain, aad })
+        .expect("a few kilobytes are within the cipher's limit");
+    [&nonce[..], &sealed].concat()
+}
+
+fn decrypt(cipher: &XChaCha20Poly1305, sealed: &[u8], aad: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let (nonce, sealed) = sealed.split_first_chunk::<NONCE_BYTES>()?;
+    cipher.decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad }).ok().map(Zeroizing::new)
 }
 
 /// Shows how much there is and nothing of what it is.
@@ -134,15 +219,19 @@ impl Inside<'_> {
     }
 }
 
-fn associated(endpoint: EndpointKey) -> [u8; 9] {
-    let mut data = [FORM; 9];
+fn associated(form: u8, endpoint: EndpointKey) -> [u8; 9] {
+    let mut data = [form; 9];
     data[1..].copy_from_slice(&endpoint.raw().to_be_bytes());
     data
 }
 
-/// JSON under XChaCha20-Poly1305, with the deployment's only key.
-const FORM: u8 = 1;
+/// JSON under XChaCha20-Poly1305, with a key of the deployment. Made by earlier versions.
+const PLAIN_BOX: u8 = 1;
+/// The name of a key of the deployment; under it, the box's own key; under that, JSON.
+const ENVELOPE: u8 = 2;
 const NONCE_BYTES: usize = 24;
+/// A nonce, a key and the tag.
+const WRAPPED_BYTES: usize = NONCE_BYTES + 32 + 16;
 
 #[cfg(test)]
 mod tests {
@@ -167,21 +256,22 @@ mod tests {
     #[test]
     fn nothing_of_it_can_be_read_from_outside() {
         let private = private(&[7; 32], "canary");
-        let sealed = Vault::new(&[1; 32]).seal(ENDPOINT, &private, &mut ChaCha20Rng::seed_from_u64(1));
+        let sealed = Vault::new(&[[1; 32]]).seal(ENDPOINT, &private, &mut ChaCha20Rng::seed_from_u64(1));
         assert!(!sealed.windows(6).any(|w| w == b"canary"));
         assert_eq!(format!("{private:?}"), "Private(2 secrets, 1 headers)");
     }
 
     #[test]
     fn it_opens_only_with_its_key_for_its_endpoint_and_undamaged() {
-        let vault = Vault::new(&[1; 32]);
+        let vault = Vault::new(&[[1; 32]]);
         let sealed = vault.seal(ENDPOINT, &private(&[7; 32], "x"), &mut ChaCha20Rng::seed_from_u64(1));
-        assert_eq!(Vault::new(&[2; 32]).open(ENDPOINT, &sealed), Err(VaultError::Refused));
+        assert_eq!(Vault::new(&[[2; 32]]).open(ENDPOINT, &sealed), Err(VaultError::UnknownKey(KeyId::of(&[1; 32]))));
         assert_eq!(vault.open(EndpointKey::new(78), &sealed), Err(VaultError::Refused));
         for at in 1..sealed.len() {
             let mut damaged = sealed.clone();
             damaged[at] ^= 1;
-            assert_eq!(vault.open(ENDPOINT, &damaged), Err(VaultError::Refused), "byte {at}");
+            let refused = vault.open(ENDPOINT, &damaged).err();
+            assert!(matches!(refused, Some(VaultError::Refused | VaultError::UnknownKey(_))), "byte {at}: {refused:?}");
         }
         for short in [0, 1, 10, 25, 30] {
             assert!(vault.open(ENDPOINT, &sealed[..short]).is_err(), "{short} bytes");
@@ -189,10 +279,38 @@ mod tests {
         assert_eq!(vault.open(ENDPOINT, &[9, 9, 9]), Err(VaultError::UnknownForm));
     }
 
+    #[test]
+    fn what_the_old_key_sealed_opens_as_long_as_it_is_there() {
+        let (old, new) = ([1; 32], [2; 32]);
+        let (vault, private) = (Vault::new(&[old]), private(&[7; 32], "x"));
+        let mut rng = ChaCha20Rng::seed_from_u64(1);
+        let before = vault.seal(ENDPOINT, &private, &mut rng);
+        assert!(vault.is_current(&before));
+        vault.set_keys(&[new, old]);
+        assert!(!vault.is_current(&before));
+        assert!(vault.open(ENDPOINT, &before).unwrap() == private);
+        let after = vault.seal(ENDPOINT, &private, &mut rng);
+        assert!(vault.is_current(&after));
+        vault.set_keys(&[new]);
+        assert!(vault.open(ENDPOINT, &after).unwrap() == private);
+        assert_eq!(vault.open(ENDPOINT, &before), Err(VaultError::UnknownKey(KeyId::of(&old))));
+    }
+
+    #[test]
+    fn what_an_earlier_version_sealed_opens() {
+        let (vault, private) = (Vault::new(&[[2; 32], [1; 32]]), private(&[7; 32], "x"));
+        let plain = serde_json::to_vec(&Inside::from(&private)).unwrap();
+        let aad = associated(PLAIN_BOX, ENDPOINT);
+        let sealed = encrypt(&cipher(&[1; 32]), &plain, &aad, &mut ChaCha20Rng::seed_from_u64(1));
+        let sealed = [&[PLAIN_BOX][..], &sealed].concat();
+        assert!(vault.open(ENDPOINT, &sealed).unwrap() == private);
+        assert!(!vault.is_current(&sealed), "it is sealed again in the new form");
+    }
+
     proptest! {
         #[test]
         fn what_was_sealed_comes_out_again(secret in prop::collection::vec(any::<u8>(), 24..=75), header: String, seed: u64) {
-            let (vault, private) = (Vault::new(&[1; 32]), private(&secret, &header));
+            let (vault, private) = (Vault::new(&[[1; 32]]), private(&secret, &header));
             let sealed = vault.seal(ENDPOINT, &private, &mut ChaCha20Rng::seed_from_u64(seed));
             prop_assert!(vault.open(ENDPOINT, &sealed).unwrap() == private);
         }

@@ -97,7 +97,7 @@ impl Report {
         match &settings.database_url {
             None => {
                 let noted = sqlite::note(folder, VAULT_CHECK).map_err(|error| error.to_string());
-                self.add(keys(folder, noted, "restore the file from your copy"))?;
+                self.add(keys(settings, noted, "restore the file from your copy"))?;
                 let looked_at = folder.clone();
                 let looking =
                     tokio::task::spawn_blocking(move || sqlite::examine(&looked_at, clock::now(), DAMAGE_LOOK_MAX));
@@ -114,7 +114,7 @@ impl Report {
                     Err(error) => Err(error),
                 };
                 let noted = noted.map_err(|error| error.to_string());
-                self.add(keys(folder, noted, "copy the file from another node, or from where you keep it"))?;
+                self.add(keys(settings, noted, "copy the file from another node, or from where you keep it"))?;
                 findings.into_iter().try_for_each(|finding| self.add(finding))
             }
         }
@@ -137,9 +137,10 @@ impl Report {
 }
 
 /// Whether the keys are there, and are those of the database, which says so by a note. `remedy`: where to get them.
-fn keys(folder: &Path, noted: Result<Option<Vec<u8>>, String>, remedy: &str) -> Finding {
+fn keys(settings: &Settings, noted: Result<Option<Vec<u8>>, String>, remedy: &str) -> Finding {
+    let folder = &settings.data;
     let keyring = match (Keyring::open(folder), &noted) {
-        (Ok(keyring), _) => keyring,
+        (Ok(keyring), _) => keyring.with_encryption(settings.encryption_keys()),
         (Err(KeyringError::Missing { .. }), Ok(None)) => {
             return Finding::warning(KEYS, format!("there are none in {}; the first start makes them", shown(folder)));
         }
@@ -261,10 +262,11 @@ mod tests {
     #[test]
     fn keys_are_judged_by_whether_anything_was_written_with_them() {
         let folder = tempfile::tempdir().expect("a folder");
-        let judged = |noted| keys(folder.path(), noted, "look for them").verdict;
+        let settings = Settings { data: folder.path().to_owned(), ..Settings::defaults() };
+        let judged = |noted| keys(&settings, noted, "look for them").verdict;
         assert_eq!(judged(Ok(None)), Verdict::Warning, "a first start makes them");
         assert_eq!(judged(Ok(Some(vec![1]))), Verdict::Problem, "they are needed and not there");
-        let words = keys(folder.path(), Ok(Some(vec![1])), "look for them").words;
+        let words = keys(&settings, Ok(Some(vec![1])), "look for them").words;
         assert!(words.ends_with("; look for them"), "a start would be refused: {words}");
         assert_eq!(judged(Err("away".to_owned())), Verdict::Warning);
         Keyring::open_or_create(folder.path()).expect("made");

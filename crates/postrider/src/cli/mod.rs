@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod endpoints;
 mod flags;
+mod keys;
 mod messages;
 mod migrate;
 mod moving;
@@ -57,6 +58,8 @@ enum Command {
     Backup(backup::Args),
     /// Move a deployment from its data folder to PostgreSQL
     Move(moving::Args),
+    /// Change the key that seals endpoints' secrets
+    Keys(keys::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -98,6 +101,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Doctor(args) => on_runtime(doctor::run(args)),
         Command::Backup(args) => on_runtime(backup::run(args)),
         Command::Move(args) => on_runtime(moving::run(args)),
+        Command::Keys(args) => on_runtime(keys::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),

@@ -3,6 +3,7 @@
 use super::{Usage, print, receive::stop_signal, serve::PlaceFlags};
 use crate::{
     clock,
+    config::Settings,
     deployment::{VAULT_CHECK, check, postgres_options},
     keyring::Keyring,
     vault::Vault,
@@ -13,7 +14,7 @@ use postrider_store::{
     Moved, PostgresOptions, Progress, Step, move_to_postgres,
     postgres::{DatabaseUrl, Visitor},
 };
-use std::{cell::Cell, path::Path};
+use std::cell::Cell;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -34,7 +35,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         return Err(Usage("say where to: --database-url, or POSTRIDER_DATABASE_URL".to_owned()).into());
     };
     let options = postgres_options(&settings)?;
-    refuse_other_keys(&settings.data, url, &options).await?;
+    refuse_other_keys(&settings, url, &options).await?;
     let bar = bar()?;
     let is_committing = Cell::new(false);
     let told = |step| match step {
@@ -73,8 +74,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// What a node with other keys has begun cannot be gone on with.
-async fn refuse_other_keys(folder: &Path, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<()> {
-    let vault = Vault::new(Keyring::open(folder)?.encryption());
+async fn refuse_other_keys(settings: &Settings, url: &DatabaseUrl, options: &PostgresOptions) -> anyhow::Result<()> {
+    let folder = &settings.data;
+    let vault = Vault::new(Keyring::open(folder)?.with_encryption(settings.encryption_keys()).encryption());
     match Visitor::connect(url, options).await?.note(VAULT_CHECK).await? {
         Some(sealed) if check(&vault, &sealed).is_err() => Err(anyhow!(
             "a server with other keys than those in {} was started on {url}; take a fresh database, or that one if there is \

@@ -287,6 +287,14 @@ pub const KEYS: &[Key] = &[
         about: "A PEM file with certificate authorities that endpoints may use besides the public ones.",
     },
     Key {
+        name: "encryption_keys",
+        form: Form::List,
+        default: Some(""),
+        secret: true,
+        flag: None,
+        about: "Keys that endpoints' secrets and headers are sealed with, in the place of those in `keys.toml`: each 32 bytes in base64, the current one first, then those that what was sealed before may still need. For deployments that get their secrets from elsewhere. See [keys](../operations/running.md#keys).",
+    },
+    Key {
         name: "landlock",
         form: Form::Switch,
         default: Some("true"),

@@ -18,6 +18,7 @@ pub use values::{DurationError, Span, parse_duration, parse_size, show_duration}
 use crate::http::tls::TlsFiles;
 use crate::rules::{Rules, path_of};
 use crate::transport::{EgressProxy, NotAProxy};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use figment::Figment;
 use ipnet::IpNet;
 use keys::KEYS;
@@ -69,6 +70,8 @@ pub struct Settings {
     /// Producers' databases that events are taken over from.
     pub outboxes: Vec<OutboxSettings>,
     pub extra_ca_file: Option<PathBuf>,
+    /// In the place of those in the data folder.
+    pub encryption_keys: Option<EncryptionKeys>,
     /// Shut the file system to the server but for what it needs.
     pub landlock: bool,
     pub log: String,
@@ -166,7 +169,22 @@ impl fmt::Debug for Hidden {
     }
 }
 
+/// No log and no error message may show them.
+#[derive(Clone)]
+pub struct EncryptionKeys(Vec<[u8; 32]>);
+
+impl fmt::Debug for EncryptionKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EncryptionKeys({})", self.0.len())
+    }
+}
+
 impl Settings {
+    /// That take the place of those in the data folder, if any do.
+    pub fn encryption_keys(&self) -> Option<&[[u8; 32]]> {
+        self.encryption_keys.as_ref().map(|keys| keys.0.as_slice())
+    }
+
     pub fn load(sources: &Sources) -> Result<Self, SettingsError> {
         let figment = sources.layers()?;
         refuse_unknown(&figment, sources)?;
@@ -267,6 +285,7 @@ struct Raw {
     rules: Option<RulesSetting>,
     outboxes: Option<OutboxesSetting>,
     extra_ca_file: Option<PathBuf>,
+    encryption_keys: Vec<Hidden>,
     landlock: bool,
     log: String,
     log_format: LogFormat,
@@ -323,6 +342,8 @@ impl Raw {
             (Some(_), None) => return Err(("tls_certificate_file", "needs tls_private_key_file beside it".to_owned())),
             (None, Some(_)) => return Err(("tls_private_key_file", "needs tls_certificate_file beside it".to_owned())),
         };
+        let encryption_keys =
+            read_encryption_keys(&self.encryption_keys).map_err(|reason| ("encryption_keys", reason))?;
         let egress_proxy = self.egress_proxy.as_ref().map(|url| url.reveal().parse());
         let egress_proxy =
             egress_proxy.transpose().map_err(|reason: NotAProxy| ("egress_proxy", reason.to_string()))?;
@@ -378,6 +399,7 @@ impl Raw {
             rules,
             outboxes,
             extra_ca_file: self.extra_ca_file,
+            encryption_keys,
             landlock: self.landlock,
             log: self.log,
             log_format: self.log_format,
@@ -417,6 +439,14 @@ impl Raw {
             }
         }
     }
+}
+
+/// Nothing of them goes into the reason.
+fn read_encryption_keys(texts: &[Hidden]) -> Result<Option<EncryptionKeys>, String> {
+    let read = |text: &Hidden| BASE64_STANDARD.decode(text.reveal()).ok().and_then(|bytes| bytes.try_into().ok());
+    let keys: Option<Vec<[u8; 32]>> = texts.iter().map(read).collect();
+    let keys = keys.ok_or("each must be 32 bytes in base64 (`openssl rand -base64 32` makes one)")?;
+    Ok((!keys.is_empty()).then_some(EncryptionKeys(keys)))
 }
 
 /// The reasons quote what stands behind the password, so that it must be clear where that is.
