@@ -126,7 +126,7 @@ async fn a_database_of_other_keys_is_refused() {
     let before = keys(other.path());
     let (code, _, stderr) = serve(&url, other.path());
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("is not the one that this database was made with"), "{stderr}");
+    assert!(stderr.contains("not those that this database was made with"), "{stderr}");
     assert_eq!(keys(other.path()), before);
 }
 
