@@ -5,6 +5,7 @@
 //! only if nothing has changed since its read began.
 
 use crate::{
+    rules::headers::is_sensitive,
     transport::{AddressGuard, EndpointUrl, UrlError, UrlRules},
     vault::Vault,
 };
@@ -257,7 +258,9 @@ impl Directory {
                     .headers
                     .iter()
                     .filter_map(|(name, value)| {
-                        Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+                        let mut header = HeaderValue::try_from(value).ok()?;
+                        header.set_sensitive(is_sensitive(name));
+                        Some((HeaderName::try_from(name).ok()?, header))
                     })
                     .collect(),
             ),

@@ -168,6 +168,7 @@ impl Server {
         }
 
         let api = Arc::new(Api {
+            guesses: http::guesses::Guesses::default(),
             store: Arc::clone(&store),
             ids,
             vault,

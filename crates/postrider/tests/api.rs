@@ -4,6 +4,7 @@ mod support;
 
 use axum::body::Body;
 use http::Request;
+use postrider::http::guesses::Peer;
 use postrider::tokens::{Access, Capability};
 use serde_json::{Value, json};
 use support::{
@@ -81,6 +82,29 @@ async fn every_door_has_a_lock(store: StoreKind) {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn who_is_wrong_too_often_waits_and_others_at_his_address_do_not() {
+    let house = House::new();
+    let app = house.post("app", json!({"name": "Acme"})).await.expect(201);
+    let ask = async |token: &str| {
+        let peer = Peer("203.0.113.7".parse().unwrap());
+        let request = Request::get("/api/v1/app").header("authorization", format!("Bearer {token}")).extension(peer);
+        house.ask(request.body(Body::empty()).unwrap()).await
+    };
+    assert_eq!(ask(&house.token).await.status, 200);
+    let mut refused = 0;
+    while ask(&format!("{}{refused}", house.token)).await.status == 401 {
+        refused += 1;
+        assert!(refused < 1_000, "nobody is stopped");
+    }
+    let stopped = ask("another.wrong.one").await;
+    assert_eq!((stopped.status.as_u16(), stopped.json()["code"].as_str()), (429, Some("rate_limit")));
+    assert!(stopped.headers.contains_key("retry-after"));
+    assert_eq!(ask(&house.token).await.status, 200, "a token that is known to be good");
+    let fresh = house.app_token(app["id"].as_str().unwrap(), &Access::full());
+    assert_eq!(ask(&fresh).await.status, 429, "it cannot be told from a guess without looking");
 }
 
 #[tokio::test]
@@ -500,6 +524,10 @@ async fn a_portal_link_opens_one_application(store: StoreKind) {
         );
     }
     as_owner("POST", "auth/logout", Value::Null).await.expect(501);
+    let who = as_owner("GET", "auth/whoami", Value::Null).await.expect(200);
+    assert_eq!((&who["permissionSource"], &who["appId"]), (&json!("SvixJwt"), &json!(app)));
+    let who = house.get("auth/whoami").await.expect(200);
+    assert!(who["envId"].as_str().unwrap().starts_with("org_") && who["appId"].is_null(), "{who}");
 
     house.post("auth/app-portal-access/unknown", json!({})).await.expect(404);
     house.post("auth/app-portal-access/brought", json!({"application": {"name": "Brought"}})).await.expect(200);

@@ -70,6 +70,7 @@ impl Bench {
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::default()));
         let api = Arc::new(Api {
+            guesses: postrider::http::guesses::Guesses::default(),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
             store,

@@ -15,7 +15,6 @@ pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
-use crate::http::tls::TlsFiles;
 use crate::rules::{Rules, path_of};
 use crate::transport::{EgressProxy, NotAProxy};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -85,6 +84,14 @@ pub struct Settings {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+/// In PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The certificate, and those between it and its authority.
+    pub certificate: PathBuf,
+    pub private_key: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

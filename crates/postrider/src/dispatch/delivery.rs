@@ -205,7 +205,8 @@ impl Carrier {
         (started, ended): (Timestamp, Timestamp),
     ) -> Settled {
         let postponed = matches!(verdict.next, Next::Postponed { .. });
-        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange };
+        let headers = &endpoint.headers;
+        let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange, headers };
         let attempt = (!postponed).then(|| sent.record(verdict));
         self.meters.count(verdict, attempt.as_ref());
         tracing::debug!(
@@ -287,6 +288,8 @@ struct Sent<'e> {
     started: Timestamp,
     held: Option<Held>,
     exchange: &'e Exchange,
+    /// The endpoint's own headers.
+    headers: &'e HeaderMap,
 }
 
 impl Sent<'_> {
@@ -318,11 +321,28 @@ impl Sent<'_> {
             (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::RedirectRefused) => {
                 Bytes::from(format!("{status}: this redirect is not followed; it points to {location}"))
             }
-            (Outcome::Answered(_), _) => self.exchange.body.clone(),
+            (Outcome::Answered(_), _) => redacted(&self.exchange.body, self.headers),
             (Outcome::Failed(_), _) => self.exchange.detail.clone().map(Bytes::from).unwrap_or_default(),
         }
     }
 }
+
+/// A receiver may send back what it was sent, and more people see answers than credentials.
+fn redacted(body: &Bytes, headers: &HeaderMap) -> Bytes {
+    let credentials = headers.values().filter(|value| value.is_sensitive());
+    let words = credentials.flat_map(|value| value.as_bytes().split(|byte| *byte == b' '));
+    let mut body = body.clone();
+    for word in words.filter(|word| word.len() >= CREDENTIAL_LEN_MIN) {
+        while let Some(at) = body.windows(word.len()).position(|window| window == word) {
+            body = [&body[..at], REDACTED, &body[at + word.len()..]].concat().into();
+        }
+    }
+    body
+}
+
+const REDACTED: &[u8] = b"***";
+/// Shorter words are found in any text.
+const CREDENTIAL_LEN_MIN: usize = 8;
 
 /// The counters of all attempts, looked up once.
 struct Meters {

@@ -4,7 +4,7 @@
 //! takes `Environment` for what concerns all, `InApp` for what is one application's. To the holder of an
 //! application's token all other applications look as if they did not exist.
 
-use super::{Api, error::Error, extract::path_params};
+use super::{Api, error::Error, extract::path_params, guesses::Peer};
 use crate::{
     directory::AppEntry,
     tokens::{Access, Capability, Principal},
@@ -33,8 +33,20 @@ impl FromRequestParts<Arc<Api>> for Caller {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let (peer, now) = (parts.extensions.get::<Peer>().copied(), (api.clock)());
         let token = bearer(&parts.headers).ok_or(Error::InvalidToken)?;
-        api.tokens.verify(token, (api.clock)()).map(Self).map_err(|_| Error::InvalidToken)
+        if let Some(known) = api.tokens.recognise(token, now) {
+            return known.map(Self).map_err(|_| Error::InvalidToken);
+        }
+        if let Some(Err(retry_after)) = peer.map(|peer| api.guesses.may_try(peer, now)) {
+            return Err(Error::TooManyRequests { retry_after });
+        }
+        api.tokens.verify(token, now).map(Self).map_err(|_| {
+            if let Some(peer) = peer {
+                api.guesses.was_wrong(peer, now);
+            }
+            Error::InvalidToken
+        })
     }
 }
 

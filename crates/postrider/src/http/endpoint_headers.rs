@@ -12,7 +12,11 @@ use super::{
     fields::{NullableStrings, Strings},
     idempotency::json,
 };
-use crate::{rules::headers::is_forbidden, tokens::Capability, vault::Private};
+use crate::{
+    rules::headers::{is_forbidden, is_sensitive},
+    tokens::Capability,
+    vault::Private,
+};
 use axum::{extract::State, response::Response};
 use http::{HeaderName, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -96,12 +100,6 @@ fn is_value(value: &str) -> bool {
     value.len() <= VALUE_MAX && value.bytes().all(|b| matches!(b, b'\t' | b' '..=b'~')) && value.trim() == value
 }
 
-/// Headers whose values are credentials, by all that their names tell.
-fn is_sensitive(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    SENSITIVE_PARTS.iter().any(|part| name.contains(part))
-}
-
 /// Get the headers of an endpoint.
 #[utoipa::path(get, path = "/api/v1/app/{app_id}/endpoint/{endpoint_id}/headers",
     operation_id = "v1.endpoint.get-headers", tag = "Endpoint",
@@ -173,8 +171,6 @@ async fn write(
 const HEADERS_MAX: usize = 50;
 const NAME_MAX: usize = 256;
 const VALUE_MAX: usize = 4_096;
-const SENSITIVE_PARTS: [&str; 9] =
-    ["authorization", "authenticate", "token", "secret", "password", "api-key", "apikey", "cookie", "credential"];
 
 #[cfg(test)]
 mod tests {

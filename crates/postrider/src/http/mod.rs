@@ -19,6 +19,7 @@ pub mod expunge;
 pub mod extract;
 pub mod fields;
 pub mod filter;
+pub mod guesses;
 pub mod health;
 pub mod idempotency;
 pub mod message_in;
@@ -50,6 +51,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use error::Error;
+use guesses::Guesses;
 use http::{Uri, uri::PathAndQuery};
 use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::Store;
@@ -70,6 +72,7 @@ pub struct Api {
     pub tasks: Arc<Tasks>,
     pub guard: Arc<AddressGuard>,
     pub clock: fn() -> Timestamp,
+    pub guesses: Guesses,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }

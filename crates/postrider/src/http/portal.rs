@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     directory::AppEntry,
-    tokens::{Access, Capability, MintError},
+    tokens::{Access, Capability, ENVIRONMENT, MintError, Principal},
 };
 use axum::{
     Router,
@@ -29,7 +29,7 @@ use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(access)).routes(routes!(logout))
+    OpenApiRouter::new().routes(routes!(access)).routes(routes!(logout)).routes(routes!(whoami))
 }
 
 /// The page itself. It holds nothing; all that it shows it asks the API for, with the token it was given.
@@ -135,6 +135,33 @@ async fn access(
 async fn logout(_: Caller) -> Error {
     // To answer 204 would be a promise that the token is worthless now, and it is not.
     Error::NotImplemented("Tokens cannot be revoked yet; they end by their expiry")
+}
+
+/// Who the caller is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WhoamiOut {
+    permission_source: &'static str,
+    env_id: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    app_id: Option<String>,
+    /// What a token for one application may do there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    capabilities: Option<Vec<Capability>>,
+}
+
+/// Find out whose token it is.
+#[utoipa::path(get, path = "/api/v1/auth/whoami", operation_id = "v1.authentication.whoami", tag = "Authentication",
+    responses((status = 200, body = WhoamiOut), (status = 401, body = HttpErrorOut)))]
+async fn whoami(State(api): State<Arc<Api>>, Caller(principal): Caller, query: Query) -> Result<Response, Error> {
+    query.finish()?;
+    let (app_id, capabilities) = match principal {
+        Principal::Environment => (None, None),
+        Principal::Application { app, access } => (Some(api.ids.id_of(app)), Some(access.capabilities)),
+    };
+    let answer = WhoamiOut { permission_source: "SvixJwt", env_id: ENVIRONMENT, app_id, capabilities };
+    Ok(json(StatusCode::OK, &answer))
 }
 
 async fn find(api: &Api, name: &str, application: Option<ApplicationIn>) -> Result<Arc<AppEntry>, Error> {

@@ -4,7 +4,7 @@
 //! request's head, the time between requests. Over a limit it is told so and let go. Running out of file
 //! handles makes the loop wait, never spin.
 
-use super::error::Error;
+use super::{error::Error, guesses::Peer};
 use axum::{
     Router,
     extract::Request,
@@ -93,14 +93,15 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => match crowd.admit(peer.ip()) {
                 Some(place) => {
+                    let peer = place.address.map(Peer);
                     let (router, stop, tls) = (router.clone(), stop.clone(), tls.clone());
                     tokio::spawn(async move {
                         let _ = stream.set_nodelay(true);
                         match tls {
-                            None => attend(stream, router, limits, stop).await,
+                            None => attend(stream, peer, router, limits, stop).await,
                             // A handshake is the head of all heads.
                             Some(tls) => match timeout(limits.head_time_max, tls.accept(stream)).await {
-                                Ok(Ok(stream)) => attend(stream, router, limits, stop).await,
+                                Ok(Ok(stream)) => attend(stream, peer, router, limits, stop).await,
                                 Ok(Err(fault)) => debug!(error = %fault, "a TLS handshake failed"),
                                 Err(_) => debug!("a TLS handshake took too long"),
                             },
@@ -145,11 +146,11 @@ fn strictly(router: Router) -> Router {
 }
 
 /// Serves one connection to its end.
-async fn attend(stream: impl Stream, router: Router, limits: Limits, stop: watch::Receiver<()>) {
+async fn attend(stream: impl Stream, peer: Option<Peer>, router: Router, limits: Limits, stop: watch::Receiver<()>) {
     let activity = Arc::new(Activity::new());
     let (back, mut given_back) = oneshot::channel();
     let watched = Watched { stream: Some(stream), activity: activity.clone(), back: Some(back) };
-    converse(watched, activity.clone(), router, limits, stop).await;
+    converse(watched, peer, activity.clone(), router, limits, stop).await;
     if activity.refused.load(Relaxed)
         && let Ok(stream) = given_back.try_recv()
     {
@@ -175,13 +176,17 @@ async fn linger(mut stream: impl Stream) -> io::Result<()> {
 /// Serves requests until the client ends it, dawdles or we are told to stop.
 async fn converse(
     watched: Watched<impl Stream>,
+    peer: Option<Peer>,
     activity: Arc<Activity>,
     router: Router,
     limits: Limits,
     mut stop: watch::Receiver<()>,
 ) {
     let io = TokioIo::new(watched);
-    let service = service_fn(|request: hyper::Request<Incoming>| {
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         let running = Running::begin(activity.clone(), request.version());
         let (mut router, refused) = (router.clone(), activity.clone());
         async move {

@@ -3,7 +3,7 @@
 //! Certificates are renewed every few weeks by a program that knows nothing of us, so the files are looked at again once a
 //! minute. What cannot be used is said once and changes nothing: an old certificate is better than none.
 
-use crate::config::readable_by_all;
+use crate::config::{TlsFiles, readable_by_all};
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -18,13 +18,6 @@ use std::{
 };
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
-
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// The certificate, and those between it and its authority.
-    pub certificate: PathBuf,
-    pub private_key: PathBuf,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFilesError {

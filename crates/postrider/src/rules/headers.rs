@@ -5,6 +5,12 @@ pub fn is_forbidden(name: &str) -> bool {
     FORBIDDEN.contains(&name) || FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Headers whose values are credentials, by all that their names tell.
+pub fn is_sensitive(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    SENSITIVE_PARTS.iter().any(|part| name.contains(part))
+}
+
 const FORBIDDEN: [&str; 18] = [
     "accept-encoding",
     "connection",
@@ -28,3 +34,6 @@ const FORBIDDEN: [&str; 18] = [
 
 const FORBIDDEN_PREFIXES: [&str; 8] =
     ["content-", "postrider-", "proxy-", "svix-", "webhook-", "x-amz-", "x-google-", "x-svix-"];
+
+const SENSITIVE_PARTS: [&str; 9] =
+    ["authorization", "authenticate", "token", "secret", "password", "api-key", "apikey", "cookie", "credential"];

@@ -83,6 +83,7 @@ impl House {
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let api = Arc::new(Api {
+            guesses: postrider::http::guesses::Guesses::default(),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
             store,

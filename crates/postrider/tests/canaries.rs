@@ -1,0 +1,117 @@
+//! Secrets that are planted, and then looked for wherever somebody might look: the log at its most talkative, metrics, answers,
+//! pages, the database and its backup; as they are, in base64 and in hex.
+
+mod support;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http::Method;
+use postrider_signature::{PrivateKey, Secret};
+use serde_json::{Value, json};
+use std::{fs, path::Path, process::Command};
+use support::{receiver::Answer, world::World};
+
+#[tokio::test]
+async fn no_secret_is_found_where_it_does_not_belong() {
+    let mut world = World::start_with(&["--log", "trace"]).await;
+    let (secret, new, pair) = (b"canary of a signing secret 0123", b"canary of a newer secret 456789", [0x5a; 32]);
+    let (header, key, query) = ("canary-in-authorization", "canary-in-an-api-key", "canary-in-a-query");
+    let (secret_text, new_text) = (shared(secret), shared(new));
+    let private = PrivateKey::from_seed(&pair);
+
+    // A receiver that sends back what it was sent.
+    let echo = format!("you said: Bearer {header}, and {key}");
+    let refusal = Answer::Full { status: 500, headers: vec![("x-echo", header.to_owned())], body: echo.into() };
+    world.receiver.always(&format!("/plain?token={query}"), refusal);
+    let url = world.receiver.url(&format!("/plain?token={query}"));
+    let headers = json!({"authorization": format!("Bearer {header}"), "x-api-key": key});
+    world.endpoint("/plain", json!({"url": url, "secret": secret_text, "headers": headers})).await;
+    world.endpoint("/pair", json!({"secret": private.reveal()})).await;
+    world.post("endpoint/plain/secret/rotate", json!({"key": new_text})).await;
+    let message = world.send("a.b").await;
+    let (end, attempts) = world.end(&message, "plain").await;
+    assert_eq!(end, "fail");
+    world.receiver.wait_for("/pair", 1).await;
+
+    let mut shown = vec![("an attempt".to_owned(), Value::from(attempts.clone()).to_string().into_bytes())];
+    assert!(attempts[0]["response"].as_str().unwrap().contains("you said: Bearer ***, and ***"), "{attempts:?}");
+    // What is wrong is refused, and not repeated.
+    for (path, body) in [
+        ("endpoint", json!({"url": "https://example.com", "secret": format!("{secret_text}!")})),
+        ("endpoint", json!({"url": "https://example.com", "headers": {"host": header}})),
+        ("endpoint", json!({"url": "https://example.com", "secret": {"is": secret_text}})),
+        ("endpoint/plain/secret/rotate", json!({"key": format!("whsk_{}", BASE64_STANDARD.encode(new))})),
+        ("endpoint/plain/secret/rotate", json!({"key": new_text, "gracePeriodSeconds": -1})),
+    ] {
+        let (status, answer) = world.post(path, body).await;
+        assert_eq!(status, 422, "{answer}");
+        shown.push((format!("the refusal of {path}"), answer.to_string().into_bytes()));
+    }
+    for path in
+        ["", "endpoint", "endpoint/plain", "endpoint/plain/headers", "endpoint/plain/health", "msg", "dead-letter"]
+    {
+        let (_, answer) = world.call(Method::GET, path, Value::Null).await;
+        shown.push((format!("GET {path}"), answer.to_string().into_bytes()));
+    }
+    let metrics = world.client.send(Method::GET, "/metrics", &[], "").await.expect("the server answers").1;
+    shown.push(("the metrics".to_owned(), metrics.to_vec()));
+    let copy = world.server.data().with_file_name("copy.db");
+    let backup = Command::new(env!("CARGO_BIN_EXE_postrider"))
+        .args(["backup", "--data"])
+        .arg(world.server.data())
+        .arg("--to")
+        .arg(&copy)
+        .output()
+        .expect("the program runs");
+    assert!(backup.status.success(), "{backup:?}");
+    let token = world.server.token().to_owned();
+    world.server.stop();
+    let log = world.server.log().into_bytes();
+    assert!(log.windows(5).any(|word| word == b"DEBUG"), "the log says little");
+    shown.push(("the log".to_owned(), log));
+
+    let sealed: [(&str, &[u8]); 6] = [
+        ("a secret", secret),
+        ("a newer secret", new),
+        ("a private key", &pair),
+        ("a header", header.as_bytes()),
+        ("another header", key.as_bytes()),
+        ("a token", token.as_bytes()),
+    ];
+    for (place, bytes) in &shown {
+        for (name, canary) in sealed {
+            // The owner may see the name of his header's value where it is no credential; these are.
+            assert!(!found(bytes, canary), "{name} in {place}");
+        }
+    }
+    let log = &shown.last().expect("there is a log").1;
+    assert!(!found(log, query.as_bytes()), "a query in the log");
+    for path in files(&world.server.data()).into_iter().chain([copy]) {
+        // There the deployment's own keys are, and nothing of these.
+        let bytes = fs::read(&path).unwrap_or_default();
+        for (name, canary) in sealed {
+            assert!(!found(&bytes, canary), "{name} in {}", path.display());
+        }
+    }
+}
+
+fn shared(bytes: &[u8]) -> String {
+    Secret::from_bytes(bytes).expect("long enough").reveal()
+}
+
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    entries.filter(|path| path.is_file()).collect()
+}
+
+/// As it is, in base64 wherever in a longer text it begins, and in hex.
+fn found(text: &[u8], canary: &[u8]) -> bool {
+    let hex: String = canary.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut forms = vec![canary.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
+    for before in 0..3 {
+        // What the neighbours have a part in is left out.
+        let encoded = BASE64_STANDARD.encode([&vec![0; before][..], canary].concat());
+        let whole = (before + canary.len()) / 3 * 4;
+        forms.push(encoded.as_bytes()[before.div_ceil(3) * 4..whole].to_vec());
+    }
+    forms.iter().any(|form| text.windows(form.len()).any(|window| window == form))
+}
