@@ -3,16 +3,19 @@
 //! Not the transport, which guards against what strangers make us call; here a person names the server.
 
 use super::{Usage, print::Form};
-use crate::config::Hidden;
+use crate::{config::Hidden, deployment::read_ca};
 use anyhow::Context;
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json, value::RawValue};
-use std::{io, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -29,6 +32,9 @@ pub struct ServerFlags {
     /// The API token
     #[arg(long, env = "POSTRIDER_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    /// A PEM file with an authority that the server's certificate may come from, besides the public ones
+    #[arg(long, value_name = "FILE", env = "POSTRIDER_CA_FILE")]
+    ca_file: Option<PathBuf>,
 }
 
 #[derive(clap::Args, Clone)]
@@ -58,6 +64,8 @@ impl OutputFlags {
 pub struct Client {
     server: Url,
     token: Hidden,
+    /// In PEM, besides the public ones.
+    authorities: Option<Vec<u8>>,
 }
 
 /// What the server said yes with. Kept as it came: a payload read into a tree would lose the order of its names.
@@ -143,14 +151,15 @@ impl Client {
         let token = flags.token.clone().filter(|token| !token.is_empty()).ok_or_else(|| {
             Usage("no token: give --token, or run: export POSTRIDER_TOKEN=\"$(postrider token)\"".to_owned())
         })?;
-        Self::with_token(flags.url.clone(), token)
+        let client = Self::with_token(flags.url.clone(), token)?;
+        Ok(Self { authorities: read_ca(flags.ca_file.as_deref())?, ..client })
     }
 
     pub fn with_token(server: Url, token: String) -> anyhow::Result<Self> {
         if !matches!(server.scheme(), "http" | "https") || server.host_str().is_none() {
             return Err(Usage("the server's URL must begin with http:// or https://".to_owned()).into());
         }
-        Ok(Self { server, token: Hidden::new(token) })
+        Ok(Self { server, token: Hidden::new(token), authorities: None })
     }
 
     pub async fn get(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Answer> {
@@ -279,7 +288,7 @@ impl Client {
         })?;
         if url.scheme() == "https" {
             let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).context("reading the host")?;
-            let stream = tls()?.connect(name, stream).await.context("the TLS handshake with the server failed")?;
+            let stream = tls(self.authorities.as_deref())?.connect(name, stream).await.context("the TLS handshake with the server failed")?;
             round_trip(stream, request).await
         } else {
             round_trip(stream, request).await
@@ -373,8 +382,12 @@ async fn round_trip(
     Ok((status, body))
 }
 
-fn tls() -> anyhow::Result<TlsConnector> {
-    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+fn tls(authorities: Option<&[u8]>) -> anyhow::Result<TlsConnector> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    for certificate in CertificateDer::pem_slice_iter(authorities.unwrap_or_default()) {
+        let certificate = certificate.context("reading an authority")?;
+        roots.add(certificate).context("taking an authority for one")?;
+    }
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .context("setting up TLS")?

@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http::{HeaderName, header};
 use std::sync::Arc;
 use utoipa::openapi::{
-    self, OpenApi,
+    self, ContentBuilder, OpenApi, PathItem, Ref, RefOr, ResponseBuilder, Schema,
+    path::Operation,
     security::{Http, HttpAuthScheme, SecurityScheme},
 };
 
@@ -55,8 +56,50 @@ pub fn complete(mut document: OpenApi) -> OpenApi {
     let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     document.components.get_or_insert_default().add_security_scheme("token", bearer);
     document.security = Some(vec![openapi::SecurityRequirement::new("token", Vec::<String>::new())]);
+    for operation in document.paths.paths.values_mut().flat_map(operations_of) {
+        name_refusals(operation);
+    }
+    open_up(&mut document, "Rules");
     document
 }
+
+fn operations_of(path: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, options, head, patch, trace, .. } = path;
+    [get, put, post, delete, options, head, patch, trace].into_iter().flatten()
+}
+
+/// What any operation may answer, where it does not say more about it itself.
+fn name_refusals(operation: &mut Operation) {
+    for (status, description, schema) in REFUSALS {
+        operation.responses.responses.entry(status.to_owned()).or_insert_with(|| {
+            let body = ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+            RefOr::T(ResponseBuilder::new().description(description).content("application/json", body).build())
+        });
+    }
+}
+
+/// Others are made of it and more, which a schema that allows no more would forbid.
+fn open_up(document: &mut OpenApi, name: &str) {
+    let schemas = document.components.get_or_insert_default();
+    if let Some(RefOr::T(Schema::Object(object))) = schemas.schemas.get_mut(name) {
+        object.additional_properties = None;
+    }
+}
+
+const REFUSALS: [(&str, &str, &str); 12] = [
+    ("400", "A value that cannot be used", "HttpErrorOut"),
+    ("401", "No token, or one that does not hold", "HttpErrorOut"),
+    ("403", "The token is not for this", "HttpErrorOut"),
+    ("404", "There is no such thing, or it is another's", "HttpErrorOut"),
+    ("408", "The body came too slowly", "HttpErrorOut"),
+    ("409", "It is there already, or has changed meanwhile", "HttpErrorOut"),
+    ("413", "The body is too large", "HttpErrorOut"),
+    ("415", "The body is not plain JSON", "HttpErrorOut"),
+    ("422", "Fields that are wrong, each with its place", "HttpValidationError"),
+    ("429", "Too much; `Retry-After` says when to come again", "HttpErrorOut"),
+    ("500", "A fault of the server's", "HttpErrorOut"),
+    ("503", "Not now; `Retry-After` says when to come again", "HttpErrorOut"),
+];
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'";
