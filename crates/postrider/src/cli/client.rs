@@ -288,7 +288,10 @@ impl Client {
         })?;
         if url.scheme() == "https" {
             let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).context("reading the host")?;
-            let stream = tls(self.authorities.as_deref())?.connect(name, stream).await.context("the TLS handshake with the server failed")?;
+            let stream = tls(self.authorities.as_deref())?
+                .connect(name, stream)
+                .await
+                .context("the TLS handshake with the server failed")?;
             round_trip(stream, request).await
         } else {
             round_trip(stream, request).await
