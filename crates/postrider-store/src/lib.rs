@@ -4,6 +4,7 @@
 //! commit lives behind it: callers just wait for their own answer, and whoever waits together is written
 //! together.
 
+mod callers;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod doctor;
@@ -20,6 +21,7 @@ pub mod shards;
 pub mod sqlite;
 mod store;
 
+pub use callers::*;
 pub use moving::{MoveError, Moved, Progress, Step, move_to_postgres};
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;

@@ -1,6 +1,7 @@
 //! The one door to what is stored.
 
 use crate::{
+    callers::*,
     records::*,
     shards::{Shards, Tenure},
 };
@@ -214,6 +215,27 @@ pub trait Store: Send + Sync + 'static {
     async fn expunge_messages(&self, app: AppKey, messages: Vec<MessageKey>) -> Result<Vec<bool>, StoreError>;
     /// Removes the kept response for good. False if there is no such attempt.
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError>;
+
+    // Who may call, and who did.
+
+    /// `Taken`, if there is one with this key.
+    async fn put_api_key(&self, api_key: ApiKey) -> Result<(), PutError>;
+    async fn api_key(&self, key: ApiKeyKey) -> Result<Option<ApiKey>, StoreError>;
+    /// Those that have ended, too.
+    async fn api_keys(&self, page: Page<ApiKeyKey>) -> Result<Vec<ApiKey>, StoreError>;
+    /// Ends one for good, and tells how it stands. `None` if there is no such key.
+    async fn revoke_api_key(&self, key: ApiKeyKey, at: Timestamp) -> Result<Option<ApiKey>, StoreError>;
+    /// Puts `new` in the place of `old`, which holds until then at most. `Changed`, if it does not hold at `new.created_at`.
+    async fn rotate_api_key(&self, old: ApiKeyKey, until: Timestamp, new: ApiKey) -> Result<(), PutError>;
+    /// Notes when keys were used last. An earlier use does not take the place of a later one.
+    async fn note_api_key_uses(&self, uses: Vec<(ApiKeyKey, Timestamp)>) -> Result<(), StoreError>;
+
+    async fn revoke_tokens(&self, revocations: Vec<Revocation>) -> Result<(), StoreError>;
+    async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// Adds to the audit log. Nothing takes anything out of it again.
+    async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError>;
+    async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError>;
 
     // Work in the background.
 

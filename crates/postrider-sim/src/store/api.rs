@@ -1,8 +1,8 @@
 //! The verbs of the store.
 
 use super::{
-    batch::Kind, cancel, database::handed_to, history, jobs::Job, leases, load, memory::Life, node::SimStore, settings,
-    tasks, tidy,
+    batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, leases, load, memory::Life, node::SimStore,
+    settings, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -435,6 +435,46 @@ impl Store for SimStore {
 
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError> {
         self.node.turn(move |batch| tidy::expunge_attempt(batch.tables, message, attempt)).await
+    }
+
+    async fn put_api_key(&self, api_key: ApiKey) -> Result<(), PutError> {
+        self.node.turn(move |batch| callers::put_api_key(batch, api_key)).await?
+    }
+
+    async fn api_key(&self, key: ApiKeyKey) -> Result<Option<ApiKey>, StoreError> {
+        self.node.read(|state| state.tables.api_keys.get(&key).cloned()).await
+    }
+
+    async fn api_keys(&self, page: Page<ApiKeyKey>) -> Result<Vec<ApiKey>, StoreError> {
+        self.node.read(|state| callers::api_keys(&state.tables, &page)).await
+    }
+
+    async fn revoke_api_key(&self, key: ApiKeyKey, at: Timestamp) -> Result<Option<ApiKey>, StoreError> {
+        self.node.turn(move |batch| callers::revoke_api_key(batch, key, at)).await
+    }
+
+    async fn rotate_api_key(&self, old: ApiKeyKey, until: Timestamp, new: ApiKey) -> Result<(), PutError> {
+        self.node.turn(move |batch| callers::rotate_api_key(batch, old, until, new)).await?
+    }
+
+    async fn note_api_key_uses(&self, uses: Vec<(ApiKeyKey, Timestamp)>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| callers::note_uses(batch, &uses)).await
+    }
+
+    async fn revoke_tokens(&self, revocations: Vec<Revocation>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| callers::revoke_tokens(batch, revocations)).await
+    }
+
+    async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
+        self.node.read(|state| callers::is_revoked(&state.tables, &token, now)).await
+    }
+
+    async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| callers::add_to_audit(batch, entries)).await
+    }
+
+    async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
+        self.node.read(|state| callers::audit(&state.tables, &filter, &page)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

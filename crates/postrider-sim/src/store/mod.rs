@@ -10,6 +10,7 @@
 mod accept;
 mod api;
 mod batch;
+mod callers;
 mod cancel;
 mod cluster;
 mod database;

@@ -11,7 +11,8 @@ use postrider_engine::{
     policy::{Class, DeathReason, Health, Progress},
 };
 use postrider_store::{
-    Answer, Application, Attempt, Content, DeadKey, Endpoint, EventType, Idempotency, Letter, Message, Task, TaskKey,
+    Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
+    Idempotency, Letter, Message, Task, TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,6 +49,12 @@ pub struct Tables {
     pub healths: BTreeMap<EndpointKey, Health>,
     /// How far each endpoint has counted: by key, or as a whole if it is FIFO.
     pub counters: BTreeMap<(EndpointKey, Option<OrderKey>), Counter>,
+    pub api_keys: BTreeMap<ApiKeyKey, ApiKey>,
+    /// Since when, and until when it must be known.
+    pub revoked_tokens: BTreeMap<TokenId, (Timestamp, Timestamp)>,
+    /// By application and session; none: all of them.
+    pub revoked_sessions: BTreeMap<(AppKey, Option<String>), Vec<RevokedRow>>,
+    pub audit: BTreeMap<AuditKey, AuditEntry>,
     pub tasks: BTreeMap<TaskKey, TaskRow>,
     /// The greatest key that is in use.
     pub minted: i64,
@@ -66,6 +73,12 @@ pub struct AppRow {
 pub struct EndpointRow {
     pub record: Endpoint,
     pub deleted_at: Option<Timestamp>,
+}
+
+pub struct RevokedRow {
+    pub until: Timestamp,
+    pub at: Timestamp,
+    pub forget_at: Option<Timestamp>,
 }
 
 pub struct AnswerRow {

@@ -5,6 +5,7 @@
 
 use super::{
     batch::{Batch, Kind},
+    callers,
     database::{Grain, oldest_handed},
     tables::{Standing, Tables},
 };
@@ -33,6 +34,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> bool
     let all_before = payloads_before.min(attempts_before).min(dead_before);
     let mut more = expire_payloads(batch.tables, now);
     more |= forget_answers(batch.tables, now.minus(retention.idempotency));
+    more |= callers::forget_revocations(batch.tables, now, SLICE);
     more |= retire_dead_letters(batch.tables, dead_before);
     more |= forget_tasks(batch.tables, attempts_before);
     // Where they are kept as long as the rest, they go with it.

@@ -5,6 +5,7 @@
 //! Beside the single behaviours, `sequences` runs random work against a store and a model of plain maps.
 
 pub mod accept;
+pub mod callers;
 pub mod cancel;
 pub mod dead;
 pub mod deliveries;
@@ -66,6 +67,18 @@ macro_rules! conformance {
                 idempotency_outlives_restarts_and_pieces
                 an_event_id_is_taken_once_per_application
                 an_event_id_stays_taken_across_restarts_and_pieces
+            }
+            callers {
+                an_api_key_comes_back_as_it_was_put
+                api_keys_are_paged_both_ways
+                a_revoked_api_key_stays_revoked
+                a_rotated_api_key_ends_after_the_overlap
+                a_last_use_never_goes_back
+                a_revoked_token_is_known_by_its_id
+                what_was_issued_up_to_a_moment_is_revoked
+                revocations_are_forgotten_once_nothing_needs_them
+                the_audit_log_is_filtered_and_paged
+                what_is_known_of_callers_outlives_a_restart_and_a_crash
             }
             deliveries {
                 a_first_try_that_arrives_leaves_nothing_waiting

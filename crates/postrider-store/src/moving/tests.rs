@@ -121,6 +121,9 @@ crate::conformance! { @rooms Moving;
         idempotency_outlives_restarts_and_pieces
         an_event_id_stays_taken_across_restarts_and_pieces
     }
+    callers {
+        what_is_known_of_callers_outlives_a_restart_and_a_crash
+    }
     deliveries {
         a_resend_that_arrives_tells_the_lane_what_it_ended
     }

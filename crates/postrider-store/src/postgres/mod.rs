@@ -8,6 +8,7 @@
 
 mod accept;
 mod address;
+mod callers;
 mod cancel;
 mod connect;
 mod counts;
@@ -47,6 +48,7 @@ pub(crate) use reach::Bell;
 pub use visit::Visitor;
 
 use crate::{
+    callers::*,
     records::*,
     rows::Unreadable,
     shards::{Shards, Tenure},
@@ -591,6 +593,46 @@ impl Store for PostgresStore {
 
     async fn expunge_attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<bool, StoreError> {
         turn!(self, [], |turn| tidy::expunge_attempt(turn, message, attempt).await)
+    }
+
+    async fn put_api_key(&self, api_key: ApiKey) -> Result<(), PutError> {
+        turn!(self, [api_key], |turn| callers::put_api_key(turn, &api_key).await)?
+    }
+
+    async fn api_key(&self, key: ApiKeyKey) -> Result<Option<ApiKey>, StoreError> {
+        look!(self.readers, |db| callers::api_key(db, key).await)
+    }
+
+    async fn api_keys(&self, page: Page<ApiKeyKey>) -> Result<Vec<ApiKey>, StoreError> {
+        look!(self.readers, |db| callers::api_keys(db, &page).await)
+    }
+
+    async fn revoke_api_key(&self, key: ApiKeyKey, at: Timestamp) -> Result<Option<ApiKey>, StoreError> {
+        turn!(self, [], |turn| callers::revoke_api_key(turn, key, at).await)
+    }
+
+    async fn rotate_api_key(&self, old: ApiKeyKey, until: Timestamp, new: ApiKey) -> Result<(), PutError> {
+        turn!(self, [new], |turn| callers::rotate_api_key(turn, old, until, &new).await)?
+    }
+
+    async fn note_api_key_uses(&self, uses: Vec<(ApiKeyKey, Timestamp)>) -> Result<(), StoreError> {
+        turn!(self, [uses], |turn| callers::note_uses(turn, &uses).await)
+    }
+
+    async fn revoke_tokens(&self, revocations: Vec<Revocation>) -> Result<(), StoreError> {
+        turn!(self, [revocations], |turn| callers::revoke_tokens(turn, &revocations).await)
+    }
+
+    async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
+        look!(self.readers, |db| callers::is_revoked(db, &token, now).await)
+    }
+
+    async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {
+        turn!(self, [entries], |turn| callers::add_to_audit(turn, &entries).await)
+    }
+
+    async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
+        look!(self.searchers, |db| callers::audit(db, &filter, &page).await)
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

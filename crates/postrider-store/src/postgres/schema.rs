@@ -11,7 +11,7 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS];
 
 /// `node.batch` counts a node's transactions, so that after a lost answer it is known whether the last one was committed;
 /// changing that row also keeps the node from being declared dead in the middle of one. `node.settled_through`: every
@@ -262,6 +262,54 @@ const FIRST: &str = "
         first_key bigint NOT NULL UNIQUE,
         end_key   bigint NOT NULL
     );
+";
+
+/// `revoked_session.session` is empty where all sessions are meant, and tokens of none. `audit` is only ever added to, and
+/// that is not left to the good will of whoever writes there.
+const CALLERS: &str = "
+    CREATE TABLE api_key (
+        key        bigint PRIMARY KEY,
+        hash       bytea NOT NULL,
+        name       text NOT NULL,
+        scopes     text NOT NULL,
+        app        bigint,
+        created_at bigint NOT NULL,
+        expires_at bigint,
+        revoked_at bigint,
+        used_at    bigint
+    ) WITH (fillfactor = 70);
+
+    CREATE TABLE revoked_token (
+        token     bytea PRIMARY KEY,
+        at        bigint NOT NULL,
+        forget_at bigint NOT NULL
+    );
+    CREATE INDEX revoked_token_forget_at ON revoked_token (forget_at);
+
+    CREATE TABLE revoked_session (
+        app          bigint NOT NULL,
+        session      text COLLATE \"C\" NOT NULL,
+        issued_until bigint NOT NULL,
+        at           bigint NOT NULL,
+        forget_at    bigint,
+        PRIMARY KEY (app, session, issued_until, at)
+    );
+    CREATE INDEX revoked_session_forget_at ON revoked_session (forget_at) WHERE forget_at IS NOT NULL;
+
+    CREATE TABLE audit (
+        key       bigint PRIMARY KEY,
+        at        bigint NOT NULL,
+        actor     text NOT NULL,
+        token     text,
+        operation text NOT NULL,
+        objects   text NOT NULL,
+        origin    text,
+        status    smallint NOT NULL
+    );
+    CREATE FUNCTION audit_is_only_added_to() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'the audit log is only ever added to'; END $$;
+    CREATE TRIGGER audit_is_only_added_to BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
+        FOR EACH STATEMENT EXECUTE FUNCTION audit_is_only_added_to();
 ";
 
 /// Where the version is kept: the first eight bytes of this note.

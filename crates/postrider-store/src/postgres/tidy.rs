@@ -10,6 +10,7 @@
 use super::{
     Db, Result,
     accept::WHOLE_LANE,
+    callers,
     cancel::ends,
     execute,
     jobs::Turn,
@@ -47,6 +48,7 @@ pub async fn tidy(turn: &mut Turn, now: Timestamp, retention: Retention) -> Resu
     let turn = &*turn;
     let mut more = expire_payloads(turn, now).await?;
     more |= forget_answers(turn, now.minus(retention.idempotency)).await?;
+    more |= callers::forget_revocations(turn, now, SLICE).await?;
     more |= forget_repeats(turn, now.minus(IDEMPOTENCY_MEMORY)).await?;
     more |= retire_dead_letters(turn, now.minus(retention.dead_letters)).await?;
     more |= forget_jobs(turn, attempts_before).await?;

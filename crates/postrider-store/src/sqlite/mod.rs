@@ -6,6 +6,7 @@
 
 mod accept;
 mod backup;
+mod callers;
 mod cancel;
 mod dead;
 mod doctor;
@@ -35,6 +36,7 @@ pub use backup::{Backup, BackupError, Contents, verify};
 pub use doctor::{examine, note, was_moved};
 
 use crate::{
+    callers::*,
     intake::{self, Intake},
     records::*,
     rows::{Unreadable, minter::Minter},
@@ -244,7 +246,8 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
     }
     let settings: i64 = connection.query_row(
         "SELECT max(coalesce((SELECT max(key) FROM application), 0), coalesce((SELECT max(key) FROM endpoint), 0),
-                    coalesce((SELECT max(key) FROM job), 0))",
+                    coalesce((SELECT max(key) FROM job), 0), coalesce((SELECT max(key) FROM api_key), 0),
+                    coalesce((SELECT max(key) FROM audit), 0))",
         [],
         |row| row.get(0),
     )?;
@@ -636,6 +639,46 @@ impl Store for SqliteStore {
                 Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), attempt.raw()))? == 1)
             })
             .await
+    }
+
+    async fn put_api_key(&self, api_key: ApiKey) -> Result<(), PutError> {
+        self.writer.run(move |batch| callers::put_api_key(batch, &api_key)).await?
+    }
+
+    async fn api_key(&self, key: ApiKeyKey) -> Result<Option<ApiKey>, StoreError> {
+        self.readers.run(move |connection, _| callers::api_key(connection, key)).await
+    }
+
+    async fn api_keys(&self, page: Page<ApiKeyKey>) -> Result<Vec<ApiKey>, StoreError> {
+        self.readers.run(move |connection, _| callers::api_keys(connection, &page)).await
+    }
+
+    async fn revoke_api_key(&self, key: ApiKeyKey, at: Timestamp) -> Result<Option<ApiKey>, StoreError> {
+        self.writer.run(move |batch| callers::revoke_api_key(batch, key, at)).await
+    }
+
+    async fn rotate_api_key(&self, old: ApiKeyKey, until: Timestamp, new: ApiKey) -> Result<(), PutError> {
+        self.writer.run(move |batch| callers::rotate_api_key(batch, old, until, &new)).await?
+    }
+
+    async fn note_api_key_uses(&self, uses: Vec<(ApiKeyKey, Timestamp)>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| callers::note_uses(batch, &uses)).await
+    }
+
+    async fn revoke_tokens(&self, revocations: Vec<Revocation>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| callers::revoke_tokens(batch, &revocations)).await
+    }
+
+    async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
+        self.readers.run(move |connection, _| callers::is_revoked(connection, &token, now)).await
+    }
+
+    async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| callers::add_to_audit(batch, &entries)).await
+    }
+
+    async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
+        self.searchers.run(move |connection, _| callers::audit(connection, &filter, &page)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

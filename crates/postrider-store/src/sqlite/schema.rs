@@ -26,6 +26,7 @@ const MIGRATIONS: &[Migration] = &[
     ALTER TABLE attempt_{n} ADD COLUMN late_why INTEGER;
 ",
     },
+    Migration { tables: CALLERS, each_piece: "" },
 ];
 
 const FIRST: &str = "
@@ -215,6 +216,59 @@ const RULES_HEALTH_AND_ORDER: &str = "
         FROM task;
     CREATE INDEX job_running ON job (key) WHERE status = 0;
     DROP TABLE task;
+";
+
+/// `revoked_session.session` is empty where all sessions are meant, and tokens of none.
+///
+/// `audit` is only ever added to, and that is not left to the good will of whoever writes there: `INSERT OR REPLACE`, too,
+/// is refused.
+const CALLERS: &str = "
+    CREATE TABLE api_key (
+        key        INTEGER PRIMARY KEY,
+        hash       BLOB NOT NULL,
+        name       TEXT NOT NULL,
+        scopes     TEXT NOT NULL,
+        app        INTEGER,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER,
+        revoked_at INTEGER,
+        used_at    INTEGER
+    );
+
+    CREATE TABLE revoked_token (
+        token     BLOB PRIMARY KEY,
+        at        INTEGER NOT NULL,
+        forget_at INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX revoked_token_forget_at ON revoked_token (forget_at);
+
+    CREATE TABLE revoked_session (
+        app          INTEGER NOT NULL,
+        session      TEXT NOT NULL,
+        issued_until INTEGER NOT NULL,
+        at           INTEGER NOT NULL,
+        forget_at    INTEGER,
+        PRIMARY KEY (app, session, issued_until, at)
+    ) WITHOUT ROWID;
+    CREATE INDEX revoked_session_forget_at ON revoked_session (forget_at) WHERE forget_at IS NOT NULL;
+
+    CREATE TABLE audit (
+        key       INTEGER PRIMARY KEY,
+        at        INTEGER NOT NULL,
+        actor     TEXT NOT NULL,
+        token     TEXT,
+        operation TEXT NOT NULL,
+        objects   TEXT NOT NULL,
+        origin    TEXT,
+        status    INTEGER NOT NULL
+    );
+    CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log is only ever added to'); END;
+    CREATE TRIGGER audit_is_not_shortened BEFORE DELETE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit log is only ever added to'); END;
+    CREATE TRIGGER audit_is_not_replaced BEFORE INSERT ON audit
+        WHEN EXISTS (SELECT 1 FROM audit WHERE key = NEW.key)
+        BEGIN SELECT RAISE(ABORT, 'the audit log is only ever added to'); END;
 ";
 
 /// The tables of one piece of history; `{n}` is its number.

@@ -9,7 +9,7 @@
 
 use super::{
     accept::{WHOLE_LANE, unpack},
-    load,
+    callers, load,
     pieces::{Piece, first_key_at, piece_of, time_of_key, within},
     schema::PIECE_TABLES,
     writer::{Batch, note, noted},
@@ -47,6 +47,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     let all_before = payloads_before.min(attempts_before).min(dead_before);
     let mut more = expire_payloads(batch, now)?;
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
+    more |= callers::forget_revocations(batch, now, SLICE)?;
     more |= retire_dead_letters(batch, dead_before)?;
     more |= forget_jobs(batch, attempts_before)?;
     if payloads_before > all_before {
