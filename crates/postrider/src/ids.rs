@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::{By, TaskKey};
+use postrider_store::{ApiKeyKey, AuditKey, By, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 
@@ -17,6 +17,8 @@ pub enum Kind {
     Message,
     Attempt,
     Task,
+    ApiKey,
+    AuditEntry,
 }
 
 impl Kind {
@@ -27,6 +29,8 @@ impl Kind {
             Kind::Message => "msg_",
             Kind::Attempt => "atmpt_",
             Kind::Task => "qtask_",
+            Kind::ApiKey => "key_",
+            Kind::AuditEntry => "audit_",
         }
     }
 }
@@ -119,15 +123,23 @@ public_key!(EndpointKey, Kind::Endpoint);
 public_key!(MessageKey, Kind::Message);
 public_key!(AttemptKey, Kind::Attempt);
 
-impl PublicKey for TaskKey {
-    const KIND: Kind = Kind::Task;
-    fn raw_key(self) -> i64 {
-        self.0
-    }
-    fn from_raw_key(raw: i64) -> Self {
-        Self(raw)
-    }
+macro_rules! stored_key {
+    ($name:ident, $kind:expr) => {
+        impl PublicKey for $name {
+            const KIND: Kind = $kind;
+            fn raw_key(self) -> i64 {
+                self.0
+            }
+            fn from_raw_key(raw: i64) -> Self {
+                Self(raw)
+            }
+        }
+    };
 }
+
+stored_key!(TaskKey, Kind::Task);
+stored_key!(ApiKeyKey, Kind::ApiKey);
+stored_key!(AuditKey, Kind::AuditEntry);
 
 /// What uids, event ids and event type names are made of.
 pub fn is_name(text: &str) -> bool {
@@ -195,7 +207,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [Kind; 5] = [Kind::Application, Kind::Endpoint, Kind::Message, Kind::Attempt, Kind::Task];
+    const KINDS: [Kind; 7] =
+        [Kind::Application, Kind::Endpoint, Kind::Message, Kind::Attempt, Kind::Task, Kind::ApiKey, Kind::AuditEntry];
 
     fn codec() -> IdCodec {
         IdCodec::new(*b"sixteen bytes!!!")

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod confine;
+pub mod credentials;
 pub mod deployment;
 pub mod directory;
 pub mod dispatch;

@@ -3,6 +3,7 @@
 use crate::{
     clock,
     config::Settings,
+    credentials::{Credentials, key_text::KeyTexts},
     deployment::Deployment,
     directory::Directory,
     dispatch::{Dispatch, Means},
@@ -45,7 +46,7 @@ const STORE_EVERY: Duration = Duration::from_secs(1);
 /// A running server.
 pub struct Server {
     address: SocketAddr,
-    tokens: Arc<Tokens>,
+    credentials: Arc<Credentials>,
     store: Arc<dyn Store>,
     grace: Duration,
     stop: watch::Sender<bool>,
@@ -101,6 +102,12 @@ impl Server {
         });
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
+        let texts = KeyTexts::new(ids.clone(), keyring.tokens());
+        let credentials = Arc::new(Credentials::new(tokens, texts, Arc::clone(&store)));
+        beside.spawn({
+            let credentials = Arc::clone(&credentials);
+            async move { credentials.keep().await }
+        });
 
         let guard = AddressGuard::new(settings.allow_subnets.clone()).opening_ports(settings.allow_ports.clone());
         let extra_ca_pem = read_pem(settings.extra_ca_file.as_deref())?;
@@ -169,10 +176,11 @@ impl Server {
 
         let api = Arc::new(Api {
             guesses: http::guesses::Guesses::default(),
+            key_guesses: http::guesses::Guesses::default(),
             store: Arc::clone(&store),
             ids,
             vault,
-            tokens: Arc::clone(&tokens),
+            credentials: Arc::clone(&credentials),
             ingest,
             directory,
             tasks,
@@ -194,7 +202,7 @@ impl Server {
         step!("start.serving");
         Ok(Self {
             address,
-            tokens,
+            credentials,
             store,
             grace: settings.shutdown_grace,
             stop,
@@ -210,7 +218,7 @@ impl Server {
     }
 
     pub fn tokens(&self) -> &Tokens {
-        &self.tokens
+        self.credentials.tokens()
     }
 
     /// Completes if something that should run for as long as the server does has ended.
@@ -235,6 +243,7 @@ impl Server {
         }
         step!("stop.drained");
         drop(self.beside);
+        self.credentials.note_uses().await;
         self.store.close().await;
         step!("stop.closed");
     }

@@ -11,18 +11,16 @@ use crate::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use postrider_engine::{AppKey, Timestamp};
+use postrider_store::{Issued, TokenId};
 use rand::{TryRng, rngs::SysRng};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::{
     collections::HashSet,
-    fs,
-    hash::{BuildHasher, RandomState},
-    io,
+    fs, io,
     path::{Path, PathBuf},
-    sync::{PoisonError, RwLock},
     time::Duration,
 };
-use subtle::ConstantTimeEq;
 use tracing::debug;
 
 pub struct Tokens {
@@ -31,7 +29,6 @@ pub struct Tokens {
     /// `None`: tokens are made elsewhere.
     signing: Option<EncodingKey>,
     ids: IdCodec,
-    seen: Seen,
 }
 
 /// Who makes a call.
@@ -85,6 +82,18 @@ impl Capability {
     ];
 }
 
+/// What a token says that is signed as it should be and whose time is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    pub principal: Principal,
+    pub issued: Issued,
+    /// What it calls itself.
+    pub name: Option<String>,
+    /// It holds from then, and until then, some leeway included.
+    pub from: Timestamp,
+    pub until: Timestamp,
+}
+
 /// One for every cause: to say which would help only those who try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the token is not valid")]
@@ -132,7 +141,7 @@ impl Tokens {
         validation.validate_nbf = false;
         validation.validate_aud = false;
         validation.required_spec_claims = HashSet::new();
-        let tokens = Self { validation, verifying, signing, ids, seen: Seen::new() };
+        let tokens = Self { validation, verifying, signing, ids };
         if let TokenKey::Pair { public, private: Some(private) } = &settings.key
             && !tokens.verifies_its_own()
         {
@@ -141,26 +150,15 @@ impl Tokens {
         Ok(tokens)
     }
 
-    pub fn verify(&self, token: &str, now: Timestamp) -> Result<Principal, TokenError> {
+    /// Whether it was revoked is not known here.
+    pub fn verify(&self, token: &str, now: Timestamp) -> Result<Read, TokenError> {
         if token.len() > TOKEN_MAX {
             return Err(TokenError);
         }
-        if let Some(known) = self.recognise(token, now) {
-            return known;
-        }
-        let now = unix_seconds(now);
-        let (principal, span) = self.read(token, now).map_err(|reason| {
+        self.read(token, unix_seconds(now)).map_err(|reason| {
             debug!(reason, "token refused");
             TokenError
-        })?;
-        self.seen.keep(token, Verified { principal: principal.clone(), span });
-        Ok(principal)
-    }
-
-    /// What was found out about it lately, without looking at it again. `None`: nothing.
-    pub fn recognise(&self, token: &str, now: Timestamp) -> Option<Result<Principal, TokenError>> {
-        let seen = self.seen.find(token)?;
-        Some(if seen.span.holds(unix_seconds(now)) { Ok(seen.principal) } else { Err(TokenError) })
+        })
     }
 
     pub fn mint_environment(&self, now: Timestamp, expires_in: Duration) -> Result<String, MintError> {
@@ -174,7 +172,20 @@ impl Tokens {
         now: Timestamp,
         expires_in: Duration,
     ) -> Result<String, MintError> {
+        self.mint_session(app, access, None, now, expires_in)
+    }
+
+    /// One that ends with its session, too. `expires_in` is at most `SESSION_MAX` then.
+    pub fn mint_session(
+        &self,
+        app: AppKey,
+        access: &Access,
+        session: Option<String>,
+        now: Timestamp,
+        expires_in: Duration,
+    ) -> Result<String, MintError> {
         self.mint(Claims {
+            session_id: session,
             org: Some(ENVIRONMENT.to_owned()),
             feature_flags: access.feature_flags.clone(),
             capabilities: Some(access.capabilities.clone()),
@@ -182,8 +193,7 @@ impl Tokens {
         })
     }
 
-    /// Everything but the cache.
-    fn read(&self, token: &str, now: u64) -> Result<(Principal, Span), &'static str> {
+    fn read(&self, token: &str, now: u64) -> Result<Read, &'static str> {
         let decoded = decode::<Claims>(token, &self.verifying, &self.validation).map_err(|_| "not signed by us")?;
         let Header { jku, jwk, x5u, x5c, crit, enc, zip, .. } = decoded.header;
         if [jku.is_some(), jwk.is_some(), x5u.is_some(), x5c.is_some(), crit.is_some(), enc.is_some(), zip.is_some()]
@@ -199,14 +209,26 @@ impl Tokens {
         if !span.holds(now) {
             return Err("not yet or no longer valid");
         }
-        self.principal(claims).map(|principal| (principal, span))
+        if claims.session_id.is_some() && !claims.ends_within(SESSION_MAX) {
+            // What was revoked by its session is forgotten after that time.
+            return Err("a session that lasts too long");
+        }
+        let (from, until) = span.with_leeway();
+        let (id, issued_at, name) = (claims.id(token), claims.issued_at(), claims.jti.clone());
+        let session = claims.session_id.clone();
+        let principal = self.principal(claims)?;
+        let app = match principal {
+            Principal::Environment => None,
+            Principal::Application { app, .. } => Some(app),
+        };
+        Ok(Read { principal, issued: Issued { id, app, session, at: issued_at }, name, from, until })
     }
 
     fn principal(&self, claims: Claims) -> Result<Principal, &'static str> {
         let of_this_environment = claims.org.as_ref().map(|org| org == ENVIRONMENT);
         if claims.sub == ENVIRONMENT {
             // A limit that this kind of token cannot carry is refused, not dropped.
-            let limited = claims.read_only.is_some() || claims.capabilities.is_some();
+            let limited = claims.read_only.is_some() || claims.capabilities.is_some() || claims.session_id.is_some();
             return match of_this_environment {
                 None | Some(true) if !limited => Ok(Principal::Environment),
                 None | Some(_) => Err("not a token for this environment"),
@@ -246,6 +268,9 @@ struct Claims {
     nbf: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     iat: Option<u64>,
+    /// The same in milliseconds, so that a token made right after all others were ended is not one of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iat_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     jti: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,9 +281,41 @@ struct Claims {
     capabilities: Option<Vec<Capability>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     read_only: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<String>,
 }
 
 impl Claims {
+    /// By the name that it has, or else by all that is signed of it.
+    fn id(&self, token: &str) -> TokenId {
+        let mut hash = Sha256::new();
+        match &self.jti {
+            Some(jti) => {
+                hash.update(b"jti\n");
+                hash.update(&self.sub);
+                hash.update(b"\n");
+                hash.update(jti);
+            }
+            None => {
+                hash.update(b"token\n");
+                hash.update(token.rsplit_once('.').map_or(token, |(signed, _)| signed));
+            }
+        }
+        TokenId(*hash.finalize().first_chunk().expect("SHA-256 gives 32 bytes"))
+    }
+
+    /// Where it does not say, it is as old as it can be.
+    fn issued_at(&self) -> Timestamp {
+        let seconds = self.iat.unwrap_or(self.nbf);
+        let precise = self.iat_ms.filter(|millis| millis / 1000 == seconds);
+        let millis = precise.unwrap_or(seconds.saturating_mul(1000));
+        Timestamp::from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
+    }
+
+    fn ends_within(&self, life: Duration) -> bool {
+        self.exp.saturating_sub(self.iat.unwrap_or(0)) <= life.as_secs()
+    }
+
     fn new(sub: String, now: Timestamp, expires_in: Duration) -> Result<Self, MintError> {
         let mut jti = [0; 16];
         SysRng.try_fill_bytes(&mut jti).map_err(MintError::Random)?;
@@ -268,11 +325,13 @@ impl Claims {
             exp: unix_seconds(now.plus(expires_in)),
             nbf: unix_seconds(now),
             iat: Some(unix_seconds(now)),
+            iat_ms: u64::try_from(now.as_millis()).ok(),
             jti: Some(BASE64_URL_SAFE_NO_PAD.encode(jti)),
             org: None,
             feature_flags: None,
             capabilities: None,
             read_only: None,
+            session_id: None,
         })
     }
 }
@@ -288,44 +347,11 @@ impl Span {
     fn holds(self, now: u64) -> bool {
         self.from <= now.saturating_add(LEEWAY_SECONDS) && now < self.until.saturating_add(LEEWAY_SECONDS)
     }
-}
 
-/// The tokens verified of late, because every call brings one and most bring the same.
-///
-/// One token for each slot, and a newcomer takes its slot over: so it is bounded without keeping books.
-/// The slot is chosen by a keyed hash, and then the whole token is compared, so that nobody gets in by a
-/// collision or learns a token by the clock.
-struct Seen {
-    hash: RandomState,
-    slots: Box<[Slot]>,
-}
-
-type Slot = RwLock<Option<(Box<str>, Verified)>>;
-
-#[derive(Clone)]
-struct Verified {
-    principal: Principal,
-    span: Span,
-}
-
-impl Seen {
-    fn new() -> Self {
-        Self { hash: RandomState::new(), slots: (0..SEEN_MAX).map(|_| RwLock::default()).collect() }
-    }
-
-    fn find(&self, token: &str) -> Option<Verified> {
-        let slot = self.slot(token).read().unwrap_or_else(PoisonError::into_inner);
-        let (known, verified) = slot.as_ref()?;
-        bool::from(known.as_bytes().ct_eq(token.as_bytes())).then(|| verified.clone())
-    }
-
-    fn keep(&self, token: &str, verified: Verified) {
-        *self.slot(token).write().unwrap_or_else(PoisonError::into_inner) = Some((token.into(), verified));
-    }
-
-    fn slot(&self, token: &str) -> &Slot {
-        let hash = self.hash.hash_one(token);
-        &self.slots[usize::try_from(hash % SEEN_MAX).expect("below SEEN_MAX")]
+    fn with_leeway(self) -> (Timestamp, Timestamp) {
+        let millis = |seconds: u64| i64::try_from(seconds.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let from = millis(self.from).saturating_sub(millis(LEEWAY_SECONDS));
+        (Timestamp::from_millis(from), Timestamp::from_millis(millis(self.until.saturating_add(LEEWAY_SECONDS))))
     }
 }
 
@@ -391,11 +417,13 @@ pub const ENVIRONMENT: &str = "org_23rb8YdGqMT0qIzpgGwdXfHirMu";
 /// As the contract's own server does: about ten years.
 pub const ENVIRONMENT_TOKEN_LIFE: Duration = Duration::from_secs(3653 * 86_400);
 pub const APPLICATION_TOKEN_LIFE: Duration = Duration::from_secs(28 * 86_400);
+/// Of a token that belongs to a session.
+pub const SESSION_MAX: Duration = Duration::from_secs(7 * 86_400);
+pub const LEEWAY: Duration = Duration::from_secs(LEEWAY_SECONDS);
 
 const ISSUER: &str = "svix-server";
 const TOKEN_MAX: usize = 4096;
 const LEEWAY_SECONDS: u64 = 60;
-const SEEN_MAX: u64 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -446,6 +474,10 @@ mod tests {
         format!("{message}.{signature}")
     }
 
+    fn who(tokens: &Tokens, token: &str, now: Timestamp) -> Result<Principal, TokenError> {
+        tokens.verify(token, now).map(|read| read.principal)
+    }
+
     fn pair(algorithm: &'static rcgen::SignatureAlgorithm) -> rcgen::KeyPair {
         rcgen::KeyPair::generate_for(algorithm).expect("a key pair")
     }
@@ -479,8 +511,10 @@ mod tests {
                 (Timestamp::from_millis(i64::MAX), false),
             ] {
                 let expected = if holds { Ok(expected.clone()) } else { Err(TokenError) };
-                assert_eq!(tokens.verify(&token, at), expected, "{at:?}, perhaps remembered");
-                assert_eq!(self::tokens().verify(&token, at), expected, "{at:?}, read anew");
+                assert_eq!(who(&tokens, &token, at), expected, "{at:?}");
+                if let Ok(read) = tokens.verify(&token, at) {
+                    assert!(read.from <= at && at < read.until, "{at:?}");
+                }
             }
         }
     }
@@ -489,13 +523,13 @@ mod tests {
     fn a_token_of_the_contracts_server_is_accepted() {
         let now = unix_seconds(NOW);
         let app = json!({ "sub": ids().id_of(APP), "org": ENVIRONMENT, "feature_flags": [], "exp": now + 60 });
-        assert_eq!(tokens().verify(&with(json!({})), NOW), Ok(Principal::Environment));
+        assert_eq!(who(&tokens(), &with(json!({})), NOW), Ok(Principal::Environment));
         assert_eq!(
-            tokens().verify(&with(json!({ "jti": "x", "aud": "y", "other": 1 })), NOW),
+            who(&tokens(), &with(json!({ "jti": "x", "aud": "y", "other": 1 })), NOW),
             Ok(Principal::Environment)
         );
         assert_eq!(
-            tokens().verify(&with(app), NOW),
+            who(&tokens(), &with(app), NOW),
             Ok(Principal::Application {
                 app: APP,
                 access: Access { feature_flags: Some(Vec::new()), ..Access::full() }
@@ -503,7 +537,7 @@ mod tests {
         );
         let read_only = json!({ "sub": ids().id_of(APP), "org": ENVIRONMENT, "read_only": true });
         assert_eq!(
-            tokens().verify(&with(read_only), NOW),
+            who(&tokens(), &with(read_only), NOW),
             Ok(Principal::Application { app: APP, access: Access::read_only() })
         );
     }
@@ -583,7 +617,7 @@ mod tests {
             ("just over the limit", with(json!({ "padding": "x".repeat(TOKEN_MAX) }))),
         ];
         let tokens = tokens();
-        assert_eq!(tokens.verify(&valid, NOW), Ok(Principal::Environment));
+        assert_eq!(who(&tokens, &valid, NOW), Ok(Principal::Environment));
         for (what, token) in cases {
             assert_eq!(tokens.verify(&token, NOW), Err(TokenError), "{what}");
         }
@@ -614,10 +648,10 @@ mod tests {
             let with_private = |private| tokens_with(algorithm, TokenKey::Pair { public: public.clone(), private });
             let both = with_private(Some(private)).expect("a pair");
             let token = both.mint_environment(NOW, Duration::from_secs(60)).expect("minted");
-            assert_eq!(both.verify(&token, NOW), Ok(Principal::Environment));
+            assert_eq!(who(&both, &token, NOW), Ok(Principal::Environment));
 
             let half = with_private(None).expect("the public half");
-            assert_eq!(half.verify(&token, NOW), Ok(Principal::Environment));
+            assert_eq!(who(&half, &token, NOW), Ok(Principal::Environment));
             assert!(matches!(half.mint_environment(NOW, Duration::ZERO), Err(MintError::NoPrivateKey)));
 
             let claims = good_claims().to_string();
@@ -640,16 +674,7 @@ mod tests {
     fn two_deployments_do_not_take_one_anothers_tokens() {
         let [a, b] = [(); 2].map(|()| tokens_with(TokenAlgorithm::HS256, TokenKey::Keyring).expect("made"));
         let token = a.mint_environment(NOW, Duration::from_secs(60)).expect("minted");
-        assert_eq!(a.verify(&token, NOW), Ok(Principal::Environment));
+        assert_eq!(who(&a, &token, NOW), Ok(Principal::Environment));
         assert_eq!(b.verify(&token, NOW), Err(TokenError));
-    }
-
-    #[test]
-    fn more_tokens_than_are_remembered_are_still_accepted() {
-        let tokens = tokens();
-        for life in 0..3 * SEEN_MAX {
-            let token = tokens.mint_environment(NOW, Duration::from_secs(life)).expect("minted");
-            assert_eq!(tokens.verify(&token, NOW), Ok(Principal::Environment));
-        }
     }
 }

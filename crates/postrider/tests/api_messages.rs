@@ -9,6 +9,7 @@ use http_body_util::BodyExt;
 use postrider::{
     clock,
     config::{TokenAlgorithm, TokenKey, TokenSettings},
+    credentials::{Credentials, key_text::KeyTexts},
     directory::Directory,
     http::{Api, ApiSettings, router},
     ids::IdCodec,
@@ -69,14 +70,16 @@ impl Bench {
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::default()));
+        let texts = KeyTexts::new(ids.clone(), keyring.tokens());
         let api = Arc::new(Api {
             guesses: postrider::http::guesses::Guesses::default(),
+            key_guesses: postrider::http::guesses::Guesses::default(),
+            credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
             store,
             ids,
             vault,
-            tokens,
             tasks: Arc::new(Tasks::default()),
             guard,
             clock: clock::now,
@@ -397,7 +400,8 @@ async fn the_holder_of_a_portal_token_reads_and_may_send_again_if_allowed(store:
     let (id, _) = bench.message(r#"{"eventType":"a","payload":{}}"#).await;
     let resend = format!("acme/msg/{id}/endpoint/{endpoint}/resend");
     for (access, status) in [(Access::full(), 202), (Access::read_only(), 403)] {
-        let minted = bench.api.tokens.mint_application(app, &access, clock::now(), Duration::from_hours(1));
+        let minted =
+            bench.api.credentials.tokens().mint_application(app, &access, clock::now(), Duration::from_hours(1));
         bench.token = minted.expect("a token");
         assert_eq!(bench.get(&format!("acme/msg/{id}")).await.0, 200);
         assert_eq!(bench.post("acme/msg", None, r#"{"eventType":"a","payload":{}}"#).await.0, 403);

@@ -103,6 +103,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
             "--status with --dead-letters: write a status",
         ),
         (&["tasks", "list", "--status", "done"], "finished"),
+        (&["api-keys", "create", "--name", "k"], "--scope"),
+        (&["api-keys", "create", "--name", "k", "--scope", "fly"], "ingest, read, manage, replay or admin"),
         (&["receive", "--secret", "short"], "--secret"),
         (&["receive", "--status", "99"], "99"),
     ] {
@@ -164,6 +166,11 @@ fn what_talks_to_a_server_can_print_json() {
         "tasks list",
         "tasks show",
         "tasks cancel",
+        "api-keys create",
+        "api-keys list",
+        "api-keys revoke",
+        "api-keys rotate",
+        "audit",
     ] {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let (code, stdout, _) = ended(&run(folder().path(), &arguments));
@@ -203,7 +210,8 @@ fn a_token_needs_the_keys_and_nothing_else() {
         let (code, stdout, stderr) = ended(&run(folder.path(), arguments));
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}");
         let token = stdout.strip_suffix('\n').expect("one line");
-        assert_eq!(tokens.verify(token, clock::now()), Ok(expected), "{arguments:?}");
+        let read = tokens.verify(token, clock::now()).map(|read| read.principal);
+        assert_eq!(read, Ok(expected), "{arguments:?}");
     }
     let (code, _, stderr) = ended(&run(folder.path(), &["token", "--app", "shop"]));
     assert_eq!(code, Some(2));
@@ -756,6 +764,38 @@ async fn an_endpoint_is_paused_looked_at_and_resumed_with_a_choice() {
     let (code, stdout, stderr) = world.run(&["endpoints", "resume", "--app", "shop", "mail"]);
     assert_eq!(code, Some(0), "nothing is lost by it, so that nobody need be asked: {stderr}");
     assert!(stdout.starts_with("state    healthy: "), "{stdout}");
+}
+
+#[tokio::test]
+async fn a_key_is_made_used_rotated_revoked_and_all_of_it_is_in_the_audit_log() {
+    let world = World::start().await;
+    let (code, made, told) =
+        world.run(&["api-keys", "create", "--name", "k", "--scope", "read", "--scope", "ingest", "--app", "shop"]);
+    assert_eq!(code, Some(0), "{told}");
+    let key = made.trim().to_owned();
+    assert!(key.starts_with("prk_") && !told.contains(&key), "the key alone is the result: {made} {told}");
+    let send: &[&str] = &["send", "--app", "shop", "--event-type", "a.b", "{}"];
+    assert_eq!(world.run_with(&key, send).0, Some(0));
+    let (code, _, told) = world.run_with(&key, &["api-keys", "list"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("This token may not do that"), "{told}");
+
+    let listed = world.json(&["api-keys", "list"]);
+    assert_eq!((&listed["scopes"], &listed["name"]), (&json!(["read", "ingest"]), &json!("k")));
+    let id = text(&listed["id"]);
+    let new = world.done(&["api-keys", "rotate", &id, "--overlap", "1h"]);
+    assert_eq!((world.run_with(&key, send).0, world.run_with(new.trim(), send).0), (Some(0), Some(0)));
+    let revoked = world.done(&["api-keys", "revoke", &id]);
+    assert!(revoked.contains("revoked"), "{revoked}");
+    assert_eq!((world.run_with(&key, send).0, world.run_with(new.trim(), send).0), (Some(1), Some(0)));
+
+    let operations = |entry: &Value| text(&entry["operation"]);
+    let entries: Vec<String> = world.lines(&["audit", "--since", "1h"]).iter().map(operations).collect();
+    let expected =
+        ["v1.api-key.revoke", "v1.api-key.rotate", "v1.api-key.create", "v1.application.create"].map(str::to_owned);
+    assert_eq!(entries, expected);
+    let shown = world.done(&["audit", "--operation", "v1.api-key.revoke"]);
+    assert!(shown.contains(&id) && shown.lines().count() == 2, "{shown}");
 }
 
 #[tokio::test]

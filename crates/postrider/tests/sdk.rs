@@ -23,11 +23,12 @@ use svix::{
     api::*,
     error::Error,
     models::{
-        AppPortalAccessIn, AppPortalCapability, ApplicationIn, BackgroundTaskStatus, BackgroundTaskType,
-        BulkExpungeContentsIn, BulkExpungeStatus, BulkReplayIn, EndpointHeadersIn, EndpointHeadersPatchIn, EndpointIn,
-        EndpointPatch, EndpointSecretRotateIn, EndpointStats, EndpointUpsertIn, EventExampleIn, EventTypeIn,
-        EventTypePatch, EventTypeUpsertIn, MessageAttemptOut, MessageAttemptTriggerType, MessageEndpointOut, MessageIn,
-        MessageOut, MessageStatus, MessageStatusText, Ordering, RecoverIn, ReplayIn, StatusCodeClass,
+        AppPortalAccessIn, AppPortalCapability, ApplicationIn, ApplicationTokenExpireIn, BackgroundTaskStatus,
+        BackgroundTaskType, BulkExpungeContentsIn, BulkExpungeStatus, BulkReplayIn, EndpointHeadersIn,
+        EndpointHeadersPatchIn, EndpointIn, EndpointPatch, EndpointSecretRotateIn, EndpointStats, EndpointUpsertIn,
+        EventExampleIn, EventTypeIn, EventTypePatch, EventTypeUpsertIn, MessageAttemptOut, MessageAttemptTriggerType,
+        MessageEndpointOut, MessageIn, MessageOut, MessageStatus, MessageStatusText, Ordering, RecoverIn, ReplayIn,
+        StatusCodeClass,
     },
 };
 
@@ -993,6 +994,17 @@ async fn a_portal_token_opens_one_application_and_no_other(store: StoreKind) {
     looker.endpoint().get(own.clone(), endpoint.clone()).await.expect("may look");
     assert_eq!(refused(looker.endpoint().get_secret(own.clone(), endpoint.clone()).await).0, 403);
     assert_eq!(refused(looker.endpoint().delete(own.clone(), endpoint).await).0, 403);
+
+    let of_session = AppPortalAccessIn { session_id: Some("one".to_owned()), ..AppPortalAccessIn::new() };
+    let visitor = world.svix.with_token(access(of_session).await.token);
+    let end = async |wanted| world.svix.authentication().expire_all(own.clone(), wanted, None).await.expect("ended");
+    end(ApplicationTokenExpireIn { expiry: None, session_ids: Some(vec!["one".to_owned()]) }).await;
+    assert_eq!(refused(visitor.application().get(own.clone()).await).0, 401);
+    looker.authentication().logout(None).await.expect("logged out");
+    assert_eq!(refused(looker.application().get(own.clone()).await).0, 401);
+    owner.application().get(own.clone()).await.expect("not meant so far");
+    end(ApplicationTokenExpireIn { expiry: Some(0), session_ids: None }).await;
+    assert_eq!(refused(owner.application().get(own.clone()).await).0, 401);
 }
 
 async fn refusals_can_be_read_by_the_sdk(store: StoreKind) {
@@ -1033,7 +1045,7 @@ async fn refusals_can_be_read_by_the_sdk(store: StoreKind) {
     let answer = world.svix.endpoint().get_stats(app.clone(), endpoint, Some(span)).await;
     assert_eq!(refused(answer), (400, "invalid_range".to_owned()));
     world.svix.health().get().await.expect("healthy");
-    assert_eq!(refused(world.svix.authentication().logout(None).await).0, 501);
+    assert_eq!(refused(world.svix.authentication().logout(None).await).0, 403, "a product does not log itself out");
 }
 
 async fn everything_is_there_after_a_restart(store: StoreKind) {

@@ -39,4 +39,5 @@ pub fn check(data: &[u8]) {
     }
 }
 
-const KINDS: [Kind; 5] = [Kind::Application, Kind::Endpoint, Kind::Message, Kind::Attempt, Kind::Task];
+const KINDS: [Kind; 7] =
+    [Kind::Application, Kind::Endpoint, Kind::Message, Kind::Attempt, Kind::Task, Kind::ApiKey, Kind::AuditEntry];

@@ -3,6 +3,8 @@
 //! Its words, exit codes and what it prints on standard output are an interface: scripts rely on them.
 //! Results go to standard output, everything said to a person goes to standard error.
 
+mod api_keys;
+mod audit;
 mod backup;
 mod client;
 mod dead_letters;
@@ -60,6 +62,10 @@ enum Command {
     Move(moving::Args),
     /// Change the key that seals endpoints' secrets
     Keys(keys::Args),
+    /// Make, list, end and rotate API keys that are limited to what they are for
+    ApiKeys(api_keys::Args),
+    /// Show who changed what by the API
+    Audit(audit::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Look at messages, why they wait, and call them back
@@ -102,6 +108,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Backup(args) => on_runtime(backup::run(args)),
         Command::Move(args) => on_runtime(moving::run(args)),
         Command::Keys(args) => on_runtime(keys::run(args)),
+        Command::ApiKeys(args) => on_runtime(api_keys::run(args)),
+        Command::Audit(args) => on_runtime(audit::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),

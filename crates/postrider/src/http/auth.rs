@@ -4,8 +4,15 @@
 //! takes `Environment` for what concerns all, `InApp` for what is one application's. To the holder of an
 //! application's token all other applications look as if they did not exist.
 
-use super::{Api, error::Error, extract::path_params, guesses::Peer};
+use super::{
+    Api,
+    doors::{Door, Need},
+    error::Error,
+    extract::path_params,
+    guesses::Peer,
+};
 use crate::{
+    credentials::{Bearer, InDoubt, Refusal, scopes::Scope},
     directory::AppEntry,
     tokens::{Access, Capability, Principal},
 };
@@ -13,13 +20,33 @@ use axum::extract::{FromRequestParts, RawPathParams};
 use http::{HeaderMap, header, request::Parts};
 use postrider_engine::{AppKey, EndpointKey};
 use postrider_store::{By, Endpoint};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Anyone with a valid token.
+/// Someone who may do what the operation is.
 #[derive(Clone, Debug)]
-pub struct Caller(pub Principal);
+pub struct Caller(pub Arc<Bearer>);
 
-/// The holder of a token for everything.
+/// Where it is noted who called, and about whose things, for whoever writes it down.
+#[derive(Clone, Default)]
+pub struct Notice(Arc<Noticed>);
+
+#[derive(Default)]
+struct Noticed {
+    bearer: OnceLock<Arc<Bearer>>,
+    app: OnceLock<AppKey>,
+}
+
+impl Notice {
+    pub fn bearer(&self) -> Option<&Bearer> {
+        self.0.bearer.get().map(|bearer| &**bearer)
+    }
+
+    pub fn app(&self) -> Option<AppKey> {
+        self.0.app.get().copied()
+    }
+}
+
+/// The holder of a token for all applications.
 pub struct Environment;
 
 /// Someone who may see the application that the path names, and that application.
@@ -33,20 +60,61 @@ impl FromRequestParts<Arc<Api>> for Caller {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let (peer, now) = (parts.extensions.get::<Peer>().copied(), (api.clock)());
-        let token = bearer(&parts.headers).ok_or(Error::InvalidToken)?;
-        if let Some(known) = api.tokens.recognise(token, now) {
-            return known.map(Self).map_err(|_| Error::InvalidToken);
+        // One that nobody has thought about is shut.
+        let door = Door::of(&parts.method, &parts.extensions).ok_or(Error::InsufficientAccess)?;
+        let bearer = who_calls(parts, api, door.in_doubt()).await?;
+        if let Some(Notice(noticed)) = parts.extensions.get() {
+            let _ = noticed.bearer.set(Arc::clone(&bearer));
         }
-        if let Some(Err(retry_after)) = peer.map(|peer| api.guesses.may_try(peer, now)) {
-            return Err(Error::TooManyRequests { retry_after });
+        match door.need {
+            Need::Nothing | Need::Anyone => Ok(Self(bearer)),
+            Need::Scope(scope) if bearer.scopes.allow(scope) => Ok(Self(bearer)),
+            Need::Scope(_) => Err(Error::InsufficientAccess),
         }
-        api.tokens.verify(token, now).map(Self).map_err(|_| {
-            if let Some(peer) = peer {
-                api.guesses.was_wrong(peer, now);
+    }
+}
+
+impl Caller {
+    pub fn principal(&self) -> &Principal {
+        &self.0.principal
+    }
+
+    pub fn require(&self, scope: Scope) -> Result<(), Error> {
+        if self.0.scopes.allow(scope) { Ok(()) } else { Err(Error::InsufficientAccess) }
+    }
+}
+
+async fn who_calls(parts: &Parts, api: &Api, in_doubt: InDoubt) -> Result<Arc<Bearer>, Error> {
+    let (peer, now) = (parts.extensions.get::<Peer>().copied(), (api.clock)());
+    let text = bearer(&parts.headers).ok_or(Error::InvalidToken)?;
+    // What was good lately is not a guess.
+    if let Some(known) = api.credentials.recognise(text) {
+        return api.credentials.confirm(&known, now, in_doubt).await.map_err(|refusal| match refusal {
+            Refusal::Invalid | Refusal::WrongSecret(_) => Error::InvalidToken,
+            Refusal::Unknown(fault) => fault.into(),
+        });
+    }
+    if let Some(Err(retry_after)) = peer.map(|peer| api.guesses.may_try(peer, now)) {
+        return Err(Error::TooManyRequests { retry_after });
+    }
+    let refusal = match api.credentials.verify(text, now, in_doubt).await {
+        Ok(bearer) => return Ok(bearer),
+        Err(refusal) => refusal,
+    };
+    if let (Some(peer), Refusal::Invalid | Refusal::WrongSecret(_)) = (peer, &refusal) {
+        api.guesses.was_wrong(peer, now);
+    }
+    match refusal {
+        Refusal::Invalid => Err(Error::InvalidToken),
+        // From however many addresses. The right one is let in all the same.
+        Refusal::WrongSecret(key) => match api.key_guesses.may_try(key, now) {
+            Ok(()) => {
+                api.key_guesses.was_wrong(key, now);
+                Err(Error::InvalidToken)
             }
-            Error::InvalidToken
-        })
+            Err(retry_after) => Err(Error::TooManyRequests { retry_after }),
+        },
+        Refusal::Unknown(fault) => Err(fault.into()),
     }
 }
 
@@ -54,7 +122,7 @@ impl FromRequestParts<Arc<Api>> for Environment {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        match Caller::from_request_parts(parts, api).await?.0 {
+        match Caller::from_request_parts(parts, api).await?.principal() {
             Principal::Environment => Ok(Self),
             Principal::Application { .. } => Err(Error::InsufficientAccess),
         }
@@ -65,13 +133,18 @@ impl FromRequestParts<Arc<Api>> for InApp {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let Caller(principal) = Caller::from_request_parts(parts, api).await?;
+        let principal = Caller::from_request_parts(parts, api).await?.principal().clone();
         let params = path_params(parts).await?;
         let by = param(&params, "app_id").and_then(|id| api.ids.by::<AppKey>(id)).ok_or(Error::NotFound)?;
         let entry = api.directory.application(&by).await?.ok_or(Error::NotFound)?;
         match &principal {
             Principal::Application { app, .. } if *app != entry.application.key => Err(Error::NotFound),
-            Principal::Application { .. } | Principal::Environment => Ok(Self { entry, principal, params }),
+            Principal::Application { .. } | Principal::Environment => {
+                if let Some(Notice(noticed)) = parts.extensions.get() {
+                    let _ = noticed.app.set(entry.application.key);
+                }
+                Ok(Self { entry, principal, params })
+            }
         }
     }
 }

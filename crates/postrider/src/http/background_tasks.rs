@@ -245,7 +245,7 @@ impl FromRequestParts<Arc<Api>> for Named {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let Caller(principal) = Caller::from_request_parts(parts, api).await?;
+        let principal = Caller::from_request_parts(parts, api).await?.principal().clone();
         let params = path_params(parts).await?;
         let id = params.iter().find(|(name, _)| *name == "task_id").map(|(_, id)| id).ok_or(Error::NotFound)?;
         let key = api.ids.key_of(id).ok_or(Error::NotFound)?;
@@ -268,7 +268,7 @@ impl FromRequestParts<Arc<Api>> for Named {
         ("order" = Option<String>, Query, description = "ascending or descending (the default)"),
     ),
     responses((status = 200, body = ListOut<BackgroundTaskOut>)))]
-async fn list(State(api): State<Arc<Api>>, Caller(principal): Caller, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Descending)?;
     let status = match query.text("status")?.as_deref() {
         None => None,
@@ -279,7 +279,7 @@ async fn list(State(api): State<Arc<Api>>, Caller(principal): Caller, mut query:
     };
     let kinds = kinds_of(query.text("task")?.as_deref())?;
     query.finish()?;
-    let filter = TaskFilter { app: apps_of(&principal), status, kinds };
+    let filter = TaskFilter { app: apps_of(caller.principal()), status, kinds };
     let rows = api.store.tasks(filter, asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |task| task.key, |task| BackgroundTaskOut::of(&api.ids, task));
     Ok(json(StatusCode::OK, &list))

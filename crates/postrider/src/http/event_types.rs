@@ -308,7 +308,7 @@ pub async fn find(api: &Api, principal: &Principal, name: &str) -> Result<Option
         ("with_content" = Option<bool>, Query, description = "Show schemas too"),
     ),
     responses((status = 200, body = ListOut<EventTypeOut>)))]
-async fn list(State(api): State<Arc<Api>>, Caller(principal): Caller, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::<Name>::take_ordered(&mut query, &api.ids, Order::Ascending)?;
     let archived = match query.flag("include_archived")? {
         Some(true) => Archived::Show,
@@ -331,7 +331,7 @@ async fn list(State(api): State<Arc<Api>>, Caller(principal): Caller, mut query:
             true => rows.first().map(|row| Cut::Before(row.name.clone())),
             false => rows.last().map(|row| Cut::Past(row.name.clone())),
         };
-        let visible: Vec<EventType> = rows.into_iter().filter(|row| is_shown(row, &principal)).collect();
+        let visible: Vec<EventType> = rows.into_iter().filter(|row| is_shown(row, caller.principal())).collect();
         let at = if backward { 0 } else { shown.len() };
         shown.splice(at..at, visible);
         if !more || shown.len() >= wanted {
@@ -385,12 +385,12 @@ async fn create(
     responses((status = 200, body = EventTypeOut), (status = 404, body = HttpErrorOut)))]
 async fn get(
     State(api): State<Arc<Api>>,
-    Caller(principal): Caller,
+    caller: Caller,
     PathName(name): PathName,
     query: Query,
 ) -> Result<Response, Error> {
     query.finish()?;
-    let found = find(&api, &principal, &name.ok_or(Error::NotFound)?).await?.ok_or(Error::NotFound)?;
+    let found = find(&api, caller.principal(), &name.ok_or(Error::NotFound)?).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &EventTypeOut::of(found, Content::With)))
 }
 

@@ -6,40 +6,48 @@
 use postrider_engine::Timestamp;
 use std::{
     collections::HashMap,
+    hash::Hash,
     net::IpAddr,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 /// From where a request came: an address of IPv4, or a /64 of IPv6. Not there for loopback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(pub IpAddr);
 
-#[derive(Debug, Default)]
-pub struct Guesses {
-    /// When all of an address's mistakes will be forgotten, in milliseconds.
-    forgotten_at: Mutex<HashMap<IpAddr, i64>>,
+/// Of those who come from one address, or who want to be taken for the holder of one key.
+#[derive(Debug)]
+pub struct Guesses<K> {
+    /// When all of its mistakes will be forgotten, in milliseconds.
+    forgotten_at: Mutex<HashMap<K, i64>>,
 }
 
-impl Guesses {
+impl<K> Default for Guesses<K> {
+    fn default() -> Self {
+        Self { forgotten_at: Mutex::default() }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Guesses<K> {
     /// Or how long to wait.
-    pub fn may_try(&self, peer: Peer, now: Timestamp) -> Result<(), Duration> {
+    pub fn may_try(&self, who: K, now: Timestamp) -> Result<(), Duration> {
         let all = self.forgotten_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let ahead = all.get(&peer.0).map_or(0, |at| at - now.as_millis());
+        let ahead = all.get(&who).map_or(0, |at| at - now.as_millis());
         let excess = ahead - (MISTAKES_MAX - 1) * MISTAKE_MS;
         if excess > 0 { Err(Duration::from_millis(excess.cast_unsigned())) } else { Ok(()) }
     }
 
-    pub fn was_wrong(&self, peer: Peer, now: Timestamp) {
+    pub fn was_wrong(&self, who: K, now: Timestamp) {
         let now = now.as_millis();
         let mut all = self.forgotten_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= ADDRESSES_MAX && !all.contains_key(&peer.0) {
+        if all.len() >= ADDRESSES_MAX && !all.contains_key(&who) {
             all.retain(|_, at| *at > now);
             if all.len() >= ADDRESSES_MAX {
                 return;
             }
         }
-        let at = all.entry(peer.0).or_insert(now);
+        let at = all.entry(who).or_insert(now);
         // No further ahead than all of them, also after the clock was set.
         *at = ((*at).max(now) + MISTAKE_MS).min(now + MISTAKES_MAX * MISTAKE_MS);
     }

@@ -4,11 +4,14 @@
 //! of the store, and write the answer; whoever needs to know of the change hears of it before the answer
 //! goes out.
 
+pub mod api_keys;
 pub mod applications;
 pub mod attempts;
+pub mod audit;
 pub mod auth;
 pub mod background_tasks;
 pub mod dead_letters;
+pub mod doors;
 pub mod endpoint_headers;
 pub mod endpoint_health;
 pub mod endpoint_secrets;
@@ -42,19 +45,20 @@ pub mod tls;
 pub mod verdict;
 
 use crate::{
-    config::SignatureType, directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks, tokens::Tokens,
+    config::SignatureType, credentials::Credentials, directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks,
     transport::egress::AddressGuard, vault::Vault,
 };
 use axum::{
     Router,
     extract::{Request, State},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
 };
 use error::Error;
-use guesses::Guesses;
+use guesses::{Guesses, Peer};
 use http::{Uri, uri::PathAndQuery};
 use postrider_engine::{Timestamp, policy::Layer};
-use postrider_store::Store;
+use postrider_store::{ApiKeyKey, Store};
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
 use tower::ServiceExt;
@@ -66,13 +70,14 @@ pub struct Api {
     pub store: Arc<dyn Store>,
     pub ids: IdCodec,
     pub vault: Arc<Vault>,
-    pub tokens: Arc<Tokens>,
+    pub credentials: Arc<Credentials>,
     pub directory: Arc<Directory>,
     pub ingest: Arc<Ingest>,
     pub tasks: Arc<Tasks>,
     pub guard: Arc<AddressGuard>,
     pub clock: fn() -> Timestamp,
-    pub guesses: Guesses,
+    pub guesses: Guesses<Peer>,
+    pub key_guesses: Guesses<ApiKeyKey>,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }
@@ -107,8 +112,12 @@ impl Default for ApiSettings {
 }
 
 pub fn router(api: Arc<Api>) -> Router {
-    let (routes, document) = routes().split_for_parts();
-    let routes = routes
+    let (_, document) = routes().split_for_parts();
+    let (managed, _) = managed().split_for_parts();
+    let (ingest, _) = messages::ingest().split_for_parts();
+    let routes = managed
+        .route_layer(from_fn_with_state(Arc::clone(&api), audit::keep))
+        .merge(ingest)
         .merge(openapi::routes(document))
         .merge(portal::pages())
         .method_not_allowed_fallback(|| async { Error::MethodNotAllowed })
@@ -124,9 +133,16 @@ pub fn router(api: Arc<Api>) -> Router {
 
 /// The routes of the API, each with its description for the OpenAPI document.
 fn routes() -> OpenApiRouter<Arc<Api>> {
+    managed().merge(messages::ingest())
+}
+
+/// All but the way in for messages.
+fn managed() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
+        .merge(api_keys::routes())
         .merge(applications::routes())
         .merge(attempts::routes())
+        .merge(audit::routes())
         .merge(background_tasks::routes())
         .merge(dead_letters::routes())
         .merge(endpoint_headers::routes())

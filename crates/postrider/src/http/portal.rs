@@ -3,7 +3,7 @@
 use super::{
     Api, ApiSettings,
     applications::{ApplicationIn, find_or_create},
-    auth::{Caller, Environment},
+    auth::{Caller, Environment, InApp},
     error::{Error, HttpErrorOut, HttpValidationError},
     extract::{JsonBytes, Query, parse, path_params},
     fields::{Several, TypeName},
@@ -11,8 +11,9 @@ use super::{
     openapi::{page, script, style},
 };
 use crate::{
+    credentials::{Identity, scopes::Scope},
     directory::AppEntry,
-    tokens::{Access, Capability, ENVIRONMENT, MintError, Principal},
+    tokens::{Access, Capability, ENVIRONMENT, LEEWAY, MintError, Principal, SESSION_MAX},
 };
 use axum::{
     Router,
@@ -21,15 +22,21 @@ use axum::{
     routing::get,
 };
 use http::{HeaderMap, StatusCode, header, request::Parts, uri::Authority};
-use postrider_engine::AppKey;
-use serde::{Deserialize, Serialize};
+use postrider_engine::{AppKey, Timestamp};
+use postrider_store::{Revocation, TokenId};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{sync::Arc, time::Duration};
 use tracing::error;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(access)).routes(routes!(logout)).routes(routes!(whoami))
+    OpenApiRouter::new()
+        .routes(routes!(access))
+        .routes(routes!(expire_all))
+        .routes(routes!(logout))
+        .routes(routes!(revoke))
+        .routes(routes!(whoami))
 }
 
 /// The page itself. It holds nothing; all that it shows it asks the API for, with the token it was given.
@@ -56,9 +63,9 @@ pub struct AppPortalAccessIn {
     capabilities: Option<Several<Capability, 6>>,
     #[schema(deprecated)]
     read_only: Option<bool>,
-    /// Not supported yet, and refused.
-    #[schema(ignore)]
-    session_id: Option<String>,
+    /// By which the token can be ended before its time, with others of the same session.
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 64, pattern = "^[a-zA-Z0-9@_-]+$")]
+    session_id: Option<SessionId>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -69,9 +76,6 @@ pub struct AppPortalAccessOut {
 
 impl AppPortalAccessIn {
     fn access(&self) -> Result<(Access, Duration), Error> {
-        if self.session_id.is_some() {
-            return Err(Error::invalid(["sessionId"], "is not supported yet"));
-        }
         let capabilities = match (&self.capabilities, self.read_only) {
             (None, Some(true)) => Access::read_only().capabilities,
             (None, Some(false) | None) => Capability::ALL.to_vec(),
@@ -107,7 +111,7 @@ impl AppPortalAccessIn {
     ))]
 async fn access(
     State(api): State<Arc<Api>>,
-    AppName(name): AppName,
+    AppName { name, caller }: AppName,
     headers: HeaderMap,
     query: Query,
     JsonBytes(body): JsonBytes,
@@ -115,9 +119,12 @@ async fn access(
     query.finish()?;
     let wanted: AppPortalAccessIn = parse(&body)?;
     let (access, expiry) = wanted.access()?;
+    check_covers(&caller, &access)?;
+    let session = wanted.session_id.map(|session| session.0);
     let app = find(&api, &name, wanted.application).await?.application.key;
     // A repetition gets a token of its own. It changes nothing, and a kept answer would lay a credential open.
-    let token = api.tokens.mint_application(app, &access, (api.clock)(), expiry).map_err(|fault| match fault {
+    let minted = api.credentials.tokens().mint_session(app, &access, session, (api.clock)(), expiry);
+    let token = minted.map_err(|fault| match fault {
         MintError::NoPrivateKey => Error::NotImplemented("This server checks tokens and cannot make them"),
         MintError::Sign(_) | MintError::Random(_) => {
             error!(error = %fault, "a token could not be made");
@@ -128,23 +135,145 @@ async fn access(
     Ok(json(StatusCode::OK, &AppPortalAccessOut { url: format!("{base}/portal#key={token}"), token }))
 }
 
-/// End a session before its time.
+/// Nobody gives away more than he has.
+fn check_covers(caller: &Caller, access: &Access) -> Result<(), Error> {
+    caller.require(Scope::Read)?;
+    if access.capabilities.contains(&Capability::CreateAttempts) {
+        caller.require(Scope::Replay)?;
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ApplicationTokenExpireIn {
+    /// The tokens end in so many seconds; at once if absent.
+    #[schema(minimum = 0, maximum = 259200)]
+    expiry: Option<u64>,
+    /// Only the tokens of these sessions; all, if absent.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>, max_items = 1000)]
+    session_ids: Option<Several<SessionId, SESSIONS_MAX>>,
+}
+
+/// End the tokens of an application that were made until now.
+#[utoipa::path(post, path = "/api/v1/auth/app/{app_id}/expire-all", operation_id = "v1.authentication.expire-all",
+    tag = "Authentication",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("idempotency-key" = Option<String>, Header),
+    ),
+    request_body = ApplicationTokenExpireIn,
+    responses(
+        (status = 204, description = "They end on every node within five seconds of their time"),
+        (status = 404, body = HttpErrorOut),
+        (status = 422, body = HttpValidationError),
+    ))]
+async fn expire_all(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<StatusCode, Error> {
+    app.require_environment()?;
+    query.finish()?;
+    let wanted: ApplicationTokenExpireIn = parse(&body)?;
+    let delay = Duration::from_secs(wanted.expiry.unwrap_or(0));
+    if delay > EXPIRE_WITHIN_MAX {
+        return Err(Error::invalid(["expiry"], "must be at most 259200 (three days)"));
+    }
+    let now = (api.clock)();
+    let end = |session: Option<String>| Revocation::Issued {
+        app: app.key(),
+        // Tokens of a session last for a week at most; others may have been made elsewhere, for longer.
+        forget_at: session.is_some().then(|| now.plus(SESSION_MAX + LEEWAY)),
+        session,
+        until: now,
+        at: now.plus(delay),
+    };
+    let revocations = match wanted.session_ids {
+        Some(Several(sessions)) if !sessions.is_empty() => {
+            sessions.into_iter().map(|session| end(Some(session.0))).collect()
+        }
+        Some(_) | None => vec![end(None)],
+    };
+    api.store.revoke_tokens(revocations).await?;
+    api.credentials.forget_all();
+    // A token that is made after this answer is made in a later millisecond, and so not among those that end.
+    while (api.clock)() <= now {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// End the token that this request is made with, which must be one for an application.
 #[utoipa::path(post, path = "/api/v1/auth/logout", operation_id = "v1.authentication.logout", tag = "Authentication",
     params(("idempotency-key" = Option<String>, Header)),
-    responses((status = 501, body = HttpErrorOut, description = "Tokens cannot be revoked yet; they expire")))]
-async fn logout(_: Caller) -> Error {
-    // To answer 204 would be a promise that the token is worthless now, and it is not.
-    Error::NotImplemented("Tokens cannot be revoked yet; they end by their expiry")
+    responses((status = 204, description = "It ends on every node within five seconds")))]
+async fn logout(State(api): State<Arc<Api>>, Caller(bearer): Caller, query: Query) -> Result<StatusCode, Error> {
+    query.finish()?;
+    // A product that logs itself out by mistake would stand outside.
+    match (&bearer.principal, &bearer.identity) {
+        (Principal::Application { .. }, Identity::Token { issued, ends_at, .. }) => {
+            revoke_one(&api, issued.id, *ends_at).await?;
+            Ok(StatusCode::NO_CONTENT)
+        }
+        (Principal::Environment, _) | (_, Identity::ApiKey(_)) => Err(Error::InsufficientAccess),
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TokenRevokeIn {
+    /// The token, for everything or for an application. API keys have an operation of their own.
+    token: String,
+}
+
+/// End a token before its time.
+#[utoipa::path(post, path = "/api/v1/token/revoke", operation_id = "v1.token.revoke", tag = "Authentication",
+    request_body = TokenRevokeIn,
+    responses(
+        (status = 204, description = "It ends on every node within five seconds"),
+        (status = 422, body = HttpValidationError, description = "It is no token that holds here"),
+    ))]
+async fn revoke(
+    State(api): State<Arc<Api>>,
+    _: Environment,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<StatusCode, Error> {
+    query.finish()?;
+    let wanted: TokenRevokeIn = parse(&body)?;
+    let read = api.credentials.tokens().verify(&wanted.token, (api.clock)());
+    let read = read.map_err(|_| Error::invalid(["token"], "is not a token that holds here"))?;
+    revoke_one(&api, read.issued.id, read.until).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn revoke_one(api: &Api, id: TokenId, forget_at: Timestamp) -> Result<(), Error> {
+    let at = (api.clock)();
+    api.store.revoke_tokens(vec![Revocation::Token { id, at, forget_at }]).await?;
+    api.credentials.forget_all();
+    Ok(())
 }
 
 /// Who the caller is.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WhoamiOut {
+    /// `SvixJwt` for a token, `RegionalAuthToken` for an API key: the contract's words.
     permission_source: &'static str,
     env_id: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     app_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_key_id: Option<String>,
+    /// What an API key may do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    scopes: Option<Vec<Scope>>,
     /// What a token for one application may do there.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<String>>)]
@@ -154,13 +283,32 @@ pub struct WhoamiOut {
 /// Find out whose token it is.
 #[utoipa::path(get, path = "/api/v1/auth/whoami", operation_id = "v1.authentication.whoami", tag = "Authentication",
     responses((status = 200, body = WhoamiOut), (status = 401, body = HttpErrorOut)))]
-async fn whoami(State(api): State<Arc<Api>>, Caller(principal): Caller, query: Query) -> Result<Response, Error> {
+async fn whoami(State(api): State<Arc<Api>>, Caller(bearer): Caller, query: Query) -> Result<Response, Error> {
     query.finish()?;
-    let (app_id, capabilities) = match principal {
+    let (app_id, capabilities) = match &bearer.principal {
         Principal::Environment => (None, None),
-        Principal::Application { app, access } => (Some(api.ids.id_of(app)), Some(access.capabilities)),
+        Principal::Application { app, access } => (Some(api.ids.id_of(*app)), Some(access.capabilities.clone())),
     };
-    let answer = WhoamiOut { permission_source: "SvixJwt", env_id: ENVIRONMENT, app_id, capabilities };
+    let answer = match &bearer.identity {
+        Identity::Token { issued, .. } => WhoamiOut {
+            permission_source: "SvixJwt",
+            env_id: ENVIRONMENT,
+            app_id,
+            session_id: issued.session.clone(),
+            api_key_id: None,
+            scopes: None,
+            capabilities,
+        },
+        Identity::ApiKey(key) => WhoamiOut {
+            permission_source: "RegionalAuthToken",
+            env_id: ENVIRONMENT,
+            app_id,
+            session_id: None,
+            api_key_id: Some(api.ids.id_of(*key)),
+            scopes: Some(bearer.scopes.list()),
+            capabilities: None,
+        },
+    };
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -185,20 +333,39 @@ fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
 }
 
 /// What the path has for an application, for whoever may create it.
-struct AppName(String);
+struct AppName {
+    name: String,
+    caller: Caller,
+}
 
 impl FromRequestParts<Arc<Api>> for AppName {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let caller = Caller::from_request_parts(parts, api).await?;
         Environment::from_request_parts(parts, api).await?;
         let params = path_params(parts).await?;
         let name = params.iter().find(|(key, _)| *key == "app_id").map(|(_, name)| name.to_owned());
-        name.map(Self).ok_or(Error::NotFound)
+        Ok(Self { name: name.ok_or(Error::NotFound)?, caller })
+    }
+}
+
+/// What ties tokens together that are to end together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionId(String);
+
+impl<'de> Deserialize<'de> for SessionId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let fits = (1..=64).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'@' | b'_' | b'-'));
+        if fits { Ok(Self(text)) } else { Err(de::Error::custom("must be 1 to 64 letters, digits, `@`, `_` or `-`")) }
     }
 }
 
 const FLAGS_MAX: usize = 25;
+const SESSIONS_MAX: usize = 1000;
+const EXPIRE_WITHIN_MAX: Duration = Duration::from_secs(259_200);
 const EXPIRY_MIN: Duration = Duration::from_secs(3_600);
 const EXPIRY_MAX: Duration = Duration::from_secs(604_800);
 
@@ -226,7 +393,9 @@ mod tests {
         for body in [
             r#"{"expiry":3599}"#,
             r#"{"expiry":604801}"#,
-            r#"{"sessionId":"s"}"#,
+            r#"{"sessionId":""}"#,
+            r#"{"sessionId":"a b"}"#,
+            r#"{"sessionId":7}"#,
             r#"{"capabilities":["CreateAttempts"]}"#,
             r#"{"capabilities":["Everything"]}"#,
             r#"{"capabilities":["ViewBase"],"readOnly":true}"#,

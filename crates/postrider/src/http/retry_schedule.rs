@@ -76,12 +76,13 @@ impl RetryScheduleInOut {
     responses((status = 200, body = RetryScheduleInOut), (status = 404, body = HttpErrorOut)))]
 async fn get(
     State(api): State<Arc<Api>>,
-    Caller(principal): Caller,
+    caller: Caller,
     PathName(name): PathName,
     query: Query,
 ) -> Result<Response, Error> {
     query.finish()?;
-    let found = event_types::find(&api, &principal, &name.ok_or(Error::NotFound)?).await?.ok_or(Error::NotFound)?;
+    let found =
+        event_types::find(&api, caller.principal(), &name.ok_or(Error::NotFound)?).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &RetryScheduleInOut::of(&found)))
 }
 

@@ -7,6 +7,7 @@ use http_body_util::BodyExt;
 use postrider::{
     clock,
     config::{TokenAlgorithm, TokenKey, TokenSettings},
+    credentials::{Credentials, key_text::KeyTexts},
     directory::Directory,
     http::{Api, ApiSettings, router},
     ids::IdCodec,
@@ -82,14 +83,16 @@ impl House {
         let token = tokens.mint_environment(clock::now(), Duration::from_hours(1)).expect("a token");
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
+        let texts = KeyTexts::new(ids.clone(), keyring.tokens());
         let api = Arc::new(Api {
             guesses: postrider::http::guesses::Guesses::default(),
+            key_guesses: postrider::http::guesses::Guesses::default(),
+            credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
             store,
             ids,
             vault,
-            tokens,
             tasks: Arc::new(Tasks::default()),
             guard,
             clock: clock::now,
@@ -137,12 +140,16 @@ impl House {
 
     pub fn app_token(&self, app_id: &str, access: &Access) -> String {
         let key: AppKey = self.api.ids.key_of(app_id).expect("an id");
-        self.api.tokens.mint_application(key, access, clock::now(), Duration::from_hours(1)).expect("a token")
+        self.api
+            .credentials
+            .tokens()
+            .mint_application(key, access, clock::now(), Duration::from_hours(1))
+            .expect("a token")
     }
 }
 
 /// With keys in it: beside a database that is there already none would be made.
-fn folder_with_keys() -> Arc<TempDir> {
+pub fn folder_with_keys() -> Arc<TempDir> {
     let folder = tempfile::tempdir().expect("a folder");
     Keyring::open_or_create(folder.path()).expect("keys");
     Arc::new(folder)

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod cluster;
 pub mod house;
+pub mod operations;
 pub mod receiver;
 pub mod server;
 pub mod skip;

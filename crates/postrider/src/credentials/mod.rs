@@ -1,0 +1,484 @@
+//! Who brings a token or an API key, and whether it still holds.
+//!
+//! Whether one was revoked stands in the store, and every call brings one. So what was found out is trusted for a few
+//! seconds: a revocation holds everywhere within five, and at once where it was made, and who sends a thousand messages a
+//! second costs a look every other second. If the store cannot be asked for longer than that, nobody gets in.
+
+pub mod key_text;
+pub mod scopes;
+
+use crate::{
+    config::Hidden,
+    tokens::{Access, Capability, Principal, Read, Tokens},
+};
+use key_text::{KeyTexts, looks_like_a_key};
+use postrider_engine::Timestamp;
+use postrider_store::{ApiKey, ApiKeyKey, Issued, Store, StoreError};
+use scopes::{Scope, Scopes};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+use tracing::debug;
+
+pub struct Credentials {
+    tokens: Arc<Tokens>,
+    texts: KeyTexts,
+    store: Arc<dyn Store>,
+    seen: Seen,
+    /// Raised whenever something is revoked here: what was found out before is then asked again.
+    generation: AtomicU64,
+    begun: Instant,
+    /// Of keys that are not remembered any more.
+    uses: Mutex<HashMap<ApiKeyKey, Timestamp>>,
+}
+
+/// Who makes a call, and what he may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bearer {
+    pub principal: Principal,
+    pub scopes: Scopes,
+    pub identity: Identity,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    Token {
+        issued: Issued,
+        /// What it calls itself.
+        name: Option<String>,
+        ends_at: Timestamp,
+    },
+    ApiKey(ApiKeyKey),
+}
+
+#[derive(Debug)]
+pub enum Refusal {
+    Invalid,
+    /// It names a key that there is, and is not that key.
+    WrongSecret(ApiKeyKey),
+    /// It is not known whether it holds.
+    Unknown(StoreError),
+}
+
+/// What to do if it cannot be found out whether a credential was revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InDoubt {
+    Refuse,
+    /// For what must be seen just then.
+    Trust,
+}
+
+impl Credentials {
+    pub fn new(tokens: Arc<Tokens>, texts: KeyTexts, store: Arc<dyn Store>) -> Self {
+        Self {
+            tokens,
+            texts,
+            store,
+            seen: Seen::new(),
+            generation: AtomicU64::new(0),
+            begun: Instant::now(),
+            uses: Mutex::default(),
+        }
+    }
+
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// The text of a new API key, which is shown once, and the hash that is stored in its place.
+    pub fn make_key(&self, key: ApiKeyKey) -> Result<(Hidden, [u8; 32]), rand::rngs::SysError> {
+        self.texts.make(key)
+    }
+
+    /// One that was found to be good lately.
+    pub fn recognise(&self, text: &str) -> Option<Arc<Known>> {
+        self.seen.find(text)
+    }
+
+    /// Whether one that was good lately still is.
+    pub async fn confirm(&self, known: &Known, now: Timestamp, in_doubt: InDoubt) -> Result<Arc<Bearer>, Refusal> {
+        if !known.holds(now) {
+            return Err(Refusal::Invalid);
+        }
+        let generation = self.generation.load(Relaxed);
+        let asked_at = self.elapsed();
+        let is_current = known.generation.load(Relaxed) == generation;
+        let age = asked_at.saturating_sub(known.asked_at.load(Relaxed));
+        let is_trusted = is_current && age < millis(TRUSTED_FOR);
+        let is_fresh = is_current && age < millis(FRESH_FOR);
+        // One asks anew, ahead of time; the others need not wait for it.
+        if !is_fresh && !(is_trusted && known.is_being_asked.swap(true, Relaxed)) {
+            let answer = self.ask(known, now).await;
+            known.is_being_asked.store(false, Relaxed);
+            match answer {
+                Ok(true) => known.confirmed(asked_at, generation),
+                Ok(false) => {
+                    self.forget(known);
+                    return Err(Refusal::Invalid);
+                }
+                Err(_) if is_trusted || in_doubt == InDoubt::Trust => {}
+                Err(fault) => return Err(Refusal::Unknown(fault)),
+            }
+        }
+        known.used_at.fetch_max(now.as_millis(), Relaxed);
+        Ok(Arc::clone(&known.bearer))
+    }
+
+    /// Looks at one that is not known.
+    pub async fn verify(&self, text: &str, now: Timestamp, in_doubt: InDoubt) -> Result<Arc<Bearer>, Refusal> {
+        let (generation, asked_at) = (self.generation.load(Relaxed), self.elapsed());
+        let known = if looks_like_a_key(text) {
+            self.verify_key(text, now).await?
+        } else {
+            let read = self.tokens.verify(text, now).map_err(|_| Refusal::Invalid)?;
+            let known = Known::token(text, read);
+            match self.ask(&known, now).await {
+                Ok(true) => known,
+                Ok(false) => return Err(Refusal::Invalid),
+                Err(_) if in_doubt == InDoubt::Trust => return Ok(known.bearer),
+                Err(fault) => return Err(Refusal::Unknown(fault)),
+            }
+        };
+        known.confirmed(asked_at, generation);
+        known.used_at.store(now.as_millis(), Relaxed);
+        let bearer = Arc::clone(&known.bearer);
+        if let Some(leaving) = self.seen.keep(Arc::new(known)) {
+            self.keep_use_of(&leaving);
+        }
+        Ok(bearer)
+    }
+
+    /// Something was revoked: nothing that was found out before holds any more on this node.
+    pub fn forget_all(&self) {
+        self.generation.fetch_add(1, Relaxed);
+    }
+
+    /// Writes down, once a minute, when keys were used last.
+    pub async fn keep(&self) {
+        loop {
+            tokio::time::sleep(NOTE_USES_EVERY).await;
+            self.note_uses().await;
+        }
+    }
+
+    pub async fn note_uses(&self) {
+        for known in self.seen.all() {
+            self.keep_use_of(&known);
+        }
+        let uses = std::mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
+        if uses.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.note_api_key_uses(uses.into_iter().collect()).await {
+            debug!(%error, "when API keys were used last could not be written down");
+        }
+    }
+
+    async fn verify_key(&self, text: &str, now: Timestamp) -> Result<Known, Refusal> {
+        let presented = self.texts.read(text).ok_or(Refusal::Invalid)?;
+        let stored = self.store.api_key(presented.key).await.map_err(Refusal::Unknown)?.ok_or(Refusal::Invalid)?;
+        if !presented.is(&stored) {
+            return Err(Refusal::WrongSecret(presented.key));
+        }
+        if !stored.holds(now) {
+            return Err(Refusal::Invalid);
+        }
+        Ok(Known::api_key(text, &stored))
+    }
+
+    async fn ask(&self, known: &Known, now: Timestamp) -> Result<bool, StoreError> {
+        match &known.bearer.identity {
+            Identity::Token { issued, .. } => Ok(!self.store.is_revoked(issued.clone(), now).await?),
+            Identity::ApiKey(key) => {
+                let Some(stored) = self.store.api_key(*key).await? else { return Ok(false) };
+                known.until.store(end_of(&stored), Relaxed);
+                Ok(stored.holds(now))
+            }
+        }
+    }
+
+    fn forget(&self, known: &Known) {
+        self.keep_use_of(known);
+        self.seen.drop_one(&known.text);
+    }
+
+    fn keep_use_of(&self, known: &Known) {
+        let Identity::ApiKey(key) = known.bearer.identity else { return };
+        let used_at = known.used_at.load(Relaxed);
+        if known.noted_at.swap(used_at, Relaxed) != used_at {
+            let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+            let latest = uses.entry(key).or_insert(Timestamp::from_millis(used_at));
+            *latest = (*latest).max(Timestamp::from_millis(used_at));
+        }
+    }
+
+    fn elapsed(&self) -> u64 {
+        millis(self.begun.elapsed())
+    }
+}
+
+/// A credential that was found to be good, and when.
+pub struct Known {
+    text: Box<str>,
+    bearer: Arc<Bearer>,
+    from: i64,
+    until: AtomicI64,
+    asked_at: AtomicU64,
+    generation: AtomicU64,
+    is_being_asked: AtomicBool,
+    used_at: AtomicI64,
+    noted_at: AtomicI64,
+}
+
+impl Known {
+    fn token(text: &str, read: Read) -> Self {
+        let Read { principal, issued, name, from, until } = read;
+        let scopes = match principal {
+            Principal::Environment => Scopes::EVERYTHING,
+            Principal::Application { .. } => Scopes::PORTAL,
+        };
+        let identity = Identity::Token { issued, name, ends_at: until };
+        Self::new(text, Bearer { principal, scopes, identity }, from.as_millis(), until.as_millis())
+    }
+
+    fn api_key(text: &str, stored: &ApiKey) -> Self {
+        let scopes = Scopes::stored(&stored.scopes);
+        let principal = match stored.app {
+            None => Principal::Environment,
+            Some(app) => Principal::Application { app, access: access_of(scopes) },
+        };
+        let identity = Identity::ApiKey(stored.key);
+        Self::new(text, Bearer { principal, scopes, identity }, i64::MIN, end_of(stored))
+    }
+
+    fn new(text: &str, bearer: Bearer, from: i64, until: i64) -> Self {
+        Self {
+            text: text.into(),
+            bearer: Arc::new(bearer),
+            from,
+            until: AtomicI64::new(until),
+            asked_at: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            is_being_asked: AtomicBool::new(false),
+            used_at: AtomicI64::new(i64::MIN),
+            noted_at: AtomicI64::new(i64::MIN),
+        }
+    }
+
+    fn holds(&self, now: Timestamp) -> bool {
+        self.from <= now.as_millis() && now.as_millis() < self.until.load(Relaxed)
+    }
+
+    /// As of when it was asked, not of when the answer came. The generation last: whoever finds it finds the other, too, or
+    /// an older one.
+    fn confirmed(&self, asked_at: u64, generation: u64) {
+        self.asked_at.store(asked_at, Relaxed);
+        self.generation.store(generation, Relaxed);
+    }
+}
+
+/// What a key for one application may do there, in the words of portal tokens.
+fn access_of(scopes: Scopes) -> Access {
+    let mut capabilities = vec![Capability::ViewBase];
+    if scopes.allow(Scope::Manage) {
+        capabilities.extend([
+            Capability::ViewEndpointSecret,
+            Capability::ManageEndpointSecret,
+            Capability::ManageTransformations,
+            Capability::ManageEndpoint,
+        ]);
+    }
+    if scopes.allow(Scope::Replay) {
+        capabilities.push(Capability::CreateAttempts);
+    }
+    Access { capabilities, feature_flags: None }
+}
+
+fn end_of(stored: &ApiKey) -> i64 {
+    let ends = [stored.expires_at, stored.revoked_at];
+    ends.into_iter().flatten().min().map_or(i64::MAX, Timestamp::as_millis)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The credentials seen of late, because every call brings one and most bring the same.
+///
+/// One for each slot, and a newcomer takes its slot over: so it is bounded without keeping books. The slot is chosen by a
+/// keyed hash, and then the whole text is compared, so that nobody gets in by a collision or learns one by the clock.
+struct Seen {
+    hash: RandomState,
+    slots: Box<[RwLock<Option<Arc<Known>>>]>,
+}
+
+impl Seen {
+    fn new() -> Self {
+        Self { hash: RandomState::new(), slots: (0..SEEN_MAX).map(|_| RwLock::default()).collect() }
+    }
+
+    fn find(&self, text: &str) -> Option<Arc<Known>> {
+        let slot = self.slot(text).read().unwrap_or_else(PoisonError::into_inner);
+        let known = slot.as_ref()?;
+        bool::from(known.text.as_bytes().ct_eq(text.as_bytes())).then(|| Arc::clone(known))
+    }
+
+    /// Returns the one that was there before.
+    fn keep(&self, known: Arc<Known>) -> Option<Arc<Known>> {
+        let mut slot = self.slot(&known.text).write().unwrap_or_else(PoisonError::into_inner);
+        slot.replace(known)
+    }
+
+    fn drop_one(&self, text: &str) {
+        let mut slot = self.slot(text).write().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().is_some_and(|known| bool::from(known.text.as_bytes().ct_eq(text.as_bytes()))) {
+            *slot = None;
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Arc<Known>> {
+        self.slots.iter().filter_map(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn slot(&self, text: &str) -> &RwLock<Option<Arc<Known>>> {
+        let hash = self.hash.hash_one(text);
+        &self.slots[usize::try_from(hash % SEEN_MAX).expect("below SEEN_MAX")]
+    }
+}
+
+/// So that a revocation holds everywhere within five seconds, the look at it included.
+const TRUSTED_FOR: Duration = Duration::from_secs(4);
+const FRESH_FOR: Duration = Duration::from_secs(2);
+const NOTE_USES_EVERY: Duration = Duration::from_secs(60);
+const SEEN_MAX: u64 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{TokenAlgorithm, TokenKey, TokenSettings},
+        ids::IdCodec,
+        keyring::Keyring,
+    };
+    use postrider_store::SqliteStore;
+    use tokio::time::advance;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+    const KEY: ApiKeyKey = ApiKeyKey(7);
+
+    struct Gate {
+        credentials: Credentials,
+        key: Hidden,
+        token: String,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Gate {
+        async fn set() -> Self {
+            let folder = tempfile::tempdir().expect("a folder for the test");
+            let keyring = Keyring::open_or_create(folder.path()).expect("made");
+            let ids = IdCodec::new(*keyring.ids());
+            let settings = TokenSettings { algorithm: TokenAlgorithm::HS256, key: TokenKey::Keyring };
+            let tokens = Arc::new(Tokens::new(&settings, &keyring, ids.clone()).expect("made"));
+            let store = Arc::new(SqliteStore::open(folder.path(), NOW).expect("a store"));
+            let credentials = Credentials::new(tokens, KeyTexts::new(ids, keyring.tokens()), store);
+            let (key, hash) = credentials.make_key(KEY).expect("made");
+            let (name, scopes) = (String::new(), vec!["read".to_owned()]);
+            let made = ApiKey {
+                key: KEY,
+                hash,
+                name,
+                scopes,
+                app: None,
+                created_at: NOW,
+                expires_at: Some(NOW.plus(Duration::from_secs(60))),
+                revoked_at: None,
+                used_at: None,
+            };
+            credentials.store.put_api_key(made).await.expect("written");
+            let token = credentials.tokens.mint_environment(NOW, Duration::from_secs(60)).expect("minted");
+            Self { credentials, key, token, _folder: folder }
+        }
+
+        /// As a call does.
+        async fn lets_in(&self, text: &str, now: Timestamp, in_doubt: InDoubt) -> Result<Scopes, Refusal> {
+            let bearer = match self.credentials.recognise(text) {
+                Some(known) => self.credentials.confirm(&known, now, in_doubt).await,
+                None => self.credentials.verify(text, now, in_doubt).await,
+            };
+            bearer.map(|bearer| bearer.scopes)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_the_store_what_was_good_lately_is_good_for_seconds_and_no_longer() {
+        let gate = Gate::set().await;
+        for text in [gate.key.reveal(), &gate.token] {
+            assert!(gate.lets_in(text, NOW, InDoubt::Refuse).await.is_ok());
+        }
+        gate.credentials.store.close().await;
+        for (step, is_let_in) in [(0, true), (1_900, true), (2_000, true), (150, false)] {
+            advance(Duration::from_millis(step)).await;
+            for text in [gate.key.reveal(), &gate.token] {
+                let found = gate.lets_in(text, NOW, InDoubt::Refuse).await;
+                assert!(if is_let_in { found.is_ok() } else { matches!(found, Err(Refusal::Unknown(_))) }, "{step}");
+                assert!(gate.lets_in(text, NOW, InDoubt::Trust).await.is_ok());
+            }
+        }
+        let (unseen, _) = gate.credentials.make_key(KEY).expect("made");
+        let found = gate.lets_in(unseen.reveal(), NOW, InDoubt::Trust).await;
+        assert!(matches!(found, Err(Refusal::Unknown(_))), "{found:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_another_node_revokes_ends_within_five_seconds() {
+        let gate = Gate::set().await;
+        for text in [gate.key.reveal(), &gate.token] {
+            assert!(gate.lets_in(text, NOW, InDoubt::Refuse).await.is_ok());
+        }
+        gate.credentials.store.revoke_api_key(KEY, NOW).await.expect("written");
+        let Identity::Token { issued, ends_at, .. } =
+            gate.credentials.recognise(&gate.token).expect("known").bearer.identity.clone()
+        else {
+            panic!("a token is a token");
+        };
+        let revocation = postrider_store::Revocation::Token { id: issued.id, at: NOW, forget_at: ends_at };
+        gate.credentials.store.revoke_tokens(vec![revocation]).await.expect("written");
+        advance(TRUSTED_FOR).await;
+        for text in [gate.key.reveal(), &gate.token] {
+            for _ in 0..2 {
+                let found = gate.lets_in(text, NOW, InDoubt::Trust).await;
+                assert!(matches!(found, Err(Refusal::Invalid)), "{found:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_that_is_remembered_ends_at_its_time() {
+        let gate = Gate::set().await;
+        assert_eq!(gate.lets_in(gate.key.reveal(), NOW, InDoubt::Refuse).await.ok(), Some(Scopes::of([Scope::Read])));
+        assert_eq!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.ok(), Some(Scopes::EVERYTHING));
+        for (seconds, key, token) in [(59, true, true), (60, false, true), (119, false, true), (120, false, false)] {
+            let now = NOW.plus(Duration::from_secs(seconds));
+            assert_eq!(gate.lets_in(gate.key.reveal(), now, InDoubt::Refuse).await.is_ok(), key, "{seconds}");
+            assert_eq!(gate.lets_in(&gate.token, now, InDoubt::Refuse).await.is_ok(), token, "{seconds}");
+        }
+    }
+
+    #[tokio::test]
+    async fn more_tokens_than_are_remembered_are_still_let_in() {
+        let gate = Gate::set().await;
+        for life in 0..3 * SEEN_MAX {
+            let token = gate.credentials.tokens.mint_environment(NOW, Duration::from_secs(life)).expect("minted");
+            assert!(gate.lets_in(&token, NOW, InDoubt::Refuse).await.is_ok());
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Every operation of the API, and what it takes to be let in: the one list of that.
+//!
+//! Whoever wants to know who is calling asks here first, so that an operation which is not on the list is shut to everybody;
+//! a test compares the list with the API's own document.
+
+use crate::credentials::{InDoubt, scopes::Scope};
+use axum::extract::MatchedPath;
+use http::{Extensions, Method};
+use std::{collections::HashMap, sync::LazyLock};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Door {
+    method: &'static str,
+    path: &'static str,
+    /// As in the API's document.
+    pub operation: &'static str,
+    pub need: Need,
+    pub audit: Audit,
+}
+
+/// What a caller needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Nothing,
+    /// Any token or key that holds.
+    Anyone,
+    Scope(Scope),
+}
+
+/// Whether a call goes into the audit log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audit {
+    Yes,
+    No,
+}
+
+impl Door {
+    /// The one that a request stands before.
+    pub fn of(method: &Method, extensions: &Extensions) -> Option<&'static Self> {
+        let path = extensions.get::<MatchedPath>()?.as_str();
+        // What answers GET answers HEAD, unless it does so itself.
+        let at_path = BY_PATH.get(path)?;
+        let find = |method: &str| at_path.iter().find(|door| door.method == method).copied();
+        find(method.as_str()).or_else(|| if method == Method::HEAD { find("GET") } else { None })
+    }
+
+    pub fn in_doubt(&self) -> InDoubt {
+        // Metrics must be seen when the store is gone, of all times.
+        if self.operation == METRICS { InDoubt::Trust } else { InDoubt::Refuse }
+    }
+}
+
+const fn door(method: &'static str, path: &'static str, operation: &'static str, need: Need, audit: Audit) -> Door {
+    Door { method, path, operation, need, audit }
+}
+
+const READ: Need = Need::Scope(Scope::Read);
+const MANAGE: Need = Need::Scope(Scope::Manage);
+const REPLAY: Need = Need::Scope(Scope::Replay);
+const ADMIN: Need = Need::Scope(Scope::Admin);
+const INGEST: Need = Need::Scope(Scope::Ingest);
+const METRICS: &str = "metrics";
+
+use Audit::{No, Yes};
+
+#[rustfmt::skip]
+pub const ALL: &[Door] = &[
+    door("GET", "/api/v1/health", "v1.health.get", Need::Nothing, No),
+    door("HEAD", "/api/v1/health", "v1.health.head", Need::Nothing, No),
+    door("GET", "/api/v1/health/ping", "v1.health.ping", Need::Nothing, No),
+    door("GET", "/.well-known/jwks/{endpoint_id}", "v1.endpoint.public-keys", Need::Nothing, No),
+    door("GET", "/metrics", METRICS, READ, No),
+
+    door("GET", "/api/v1/auth/whoami", "v1.authentication.whoami", Need::Anyone, No),
+    door("POST", "/api/v1/auth/logout", "v1.authentication.logout", Need::Anyone, Yes),
+    door("POST", "/api/v1/auth/app-portal-access/{app_id}", "v1.authentication.app-portal-access", MANAGE, Yes),
+    door("POST", "/api/v1/auth/app/{app_id}/expire-all", "v1.authentication.expire-all", MANAGE, Yes),
+    door("POST", "/api/v1/token/revoke", "v1.token.revoke", ADMIN, Yes),
+
+    door("GET", "/api/v1/api-key", "v1.api-key.list", ADMIN, No),
+    door("POST", "/api/v1/api-key", "v1.api-key.create", ADMIN, Yes),
+    door("GET", "/api/v1/api-key/{key_id}", "v1.api-key.get", ADMIN, No),
+    door("POST", "/api/v1/api-key/{key_id}/revoke", "v1.api-key.revoke", ADMIN, Yes),
+    door("POST", "/api/v1/api-key/{key_id}/rotate", "v1.api-key.rotate", ADMIN, Yes),
+    door("GET", "/api/v1/audit", "v1.audit.list", ADMIN, No),
+
+    door("GET", "/api/v1/app", "v1.application.list", READ, No),
+    door("POST", "/api/v1/app", "v1.application.create", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}", "v1.application.get", READ, No),
+    door("PUT", "/api/v1/app/{app_id}", "v1.application.upsert", MANAGE, Yes),
+    door("PATCH", "/api/v1/app/{app_id}", "v1.application.patch", MANAGE, Yes),
+    door("DELETE", "/api/v1/app/{app_id}", "v1.application.delete", MANAGE, Yes),
+
+    door("GET", "/api/v1/event-type", "v1.event-type.list", READ, No),
+    door("POST", "/api/v1/event-type", "v1.event-type.create", MANAGE, Yes),
+    door("GET", "/api/v1/event-type/{event_type_name}", "v1.event-type.get", READ, No),
+    door("PUT", "/api/v1/event-type/{event_type_name}", "v1.event-type.upsert", MANAGE, Yes),
+    door("PATCH", "/api/v1/event-type/{event_type_name}", "v1.event-type.patch", MANAGE, Yes),
+    door("DELETE", "/api/v1/event-type/{event_type_name}", "v1.event-type.delete", MANAGE, Yes),
+    door("GET", "/api/v1/event-type/{event_type_name}/retry-schedule", "v1.event-type.get-retry-schedule", READ, No),
+    door("PUT", "/api/v1/event-type/{event_type_name}/retry-schedule", "v1.event-type.set-retry-schedule", MANAGE, Yes),
+
+    door("GET", "/api/v1/app/{app_id}/endpoint", "v1.endpoint.list", READ, No),
+    door("POST", "/api/v1/app/{app_id}/endpoint", "v1.endpoint.create", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}", "v1.endpoint.get", READ, No),
+    door("PUT", "/api/v1/app/{app_id}/endpoint/{endpoint_id}", "v1.endpoint.upsert", MANAGE, Yes),
+    door("PATCH", "/api/v1/app/{app_id}/endpoint/{endpoint_id}", "v1.endpoint.patch", MANAGE, Yes),
+    door("DELETE", "/api/v1/app/{app_id}/endpoint/{endpoint_id}", "v1.endpoint.delete", MANAGE, Yes),
+    // Who sees a secret can sign with it.
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/secret", "v1.endpoint.get-secret", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/secret/rotate", "v1.endpoint.rotate-secret", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/headers", "v1.endpoint.get-headers", READ, No),
+    door("PUT", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/headers", "v1.endpoint.set-headers", MANAGE, Yes),
+    door("PATCH", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/headers", "v1.endpoint.patch-headers", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/stats", "v1.endpoint.get-stats", READ, No),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/health", "v1.endpoint.get-health", READ, No),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/health/reset", "v1.endpoint.reset-health", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/backlog", "v1.endpoint.get-backlog", READ, No),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/schedule", "v1.endpoint.get-schedule", READ, No),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/pause", "v1.endpoint.pause", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/resume", "v1.endpoint.resume", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/cancel-msgs", "v1.endpoint.cancel-msgs", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/recover", "v1.endpoint.recover", REPLAY, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/replay-missing", "v1.endpoint.replay-missing", REPLAY, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/bulk-replay", "v1.endpoint.bulk-replay", REPLAY, Yes),
+    door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/send-example", "v1.endpoint.send-example", REPLAY, Yes),
+
+    // Every message in the audit log would drown the rest; the messages are a log of their own.
+    door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),
+    door("GET", "/api/v1/app/{app_id}/msg", "v1.message.list", READ, No),
+    door("GET", "/api/v1/app/{app_id}/msg/{msg_id}", "v1.message.get", READ, No),
+    door("POST", "/api/v1/app/{app_id}/msg/{msg_id}/cancel", "v1.message.cancel", MANAGE, Yes),
+    door("DELETE", "/api/v1/app/{app_id}/msg/{msg_id}/content", "v1.message.expunge-content", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/msg/bulk-expunge", "v1.message.bulk-expunge-content", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/msg/expunge-all-contents", "v1.message.expunge-all-contents", MANAGE, Yes),
+
+    door("GET", "/api/v1/app/{app_id}/attempt/endpoint/{endpoint_id}", "v1.message-attempt.list-by-endpoint", READ, No),
+    door("GET", "/api/v1/app/{app_id}/attempt/msg/{msg_id}", "v1.message-attempt.list-by-msg", READ, No),
+    door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/msg", "v1.message-attempt.list-attempted-messages", READ, No),
+    door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/endpoint", "v1.message-attempt.list-attempted-destinations", READ, No),
+    door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}", "v1.message-attempt.get", READ, No),
+    door("DELETE", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}/content", "v1.message-attempt.expunge-content", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/msg/{msg_id}/endpoint/{endpoint_id}/resend", "v1.message-attempt.resend", REPLAY, Yes),
+
+    door("GET", "/api/v1/app/{app_id}/dead-letter", "v1.dead-letter.list", READ, No),
+    door("GET", "/api/v1/app/{app_id}/dead-letter/count", "v1.dead-letter.count", READ, No),
+    door("GET", "/api/v1/app/{app_id}/dead-letter/{msg_id}/endpoint/{endpoint_id}", "v1.dead-letter.get", READ, No),
+    door("POST", "/api/v1/app/{app_id}/dead-letter/replay", "v1.dead-letter.replay-all", REPLAY, Yes),
+    door("POST", "/api/v1/app/{app_id}/dead-letter/{msg_id}/endpoint/{endpoint_id}/replay", "v1.dead-letter.replay", REPLAY, Yes),
+
+    door("GET", "/api/v1/background-task", "v1.background-task.list", READ, No),
+    door("GET", "/api/v1/background-task/{task_id}", "v1.background-task.get", READ, No),
+    door("POST", "/api/v1/background-task/{task_id}/cancel", "v1.background-task.cancel", REPLAY, Yes),
+
+    // They show and change nothing of anybody's.
+    door("POST", "/api/v1/schedule", "v1.schedule.preview", Need::Anyone, No),
+    door("GET", "/api/v1/preset", "v1.preset.list", Need::Anyone, No),
+];
+
+static BY_PATH: LazyLock<HashMap<&'static str, Vec<&'static Door>>> = LazyLock::new(|| {
+    let mut by_path: HashMap<_, Vec<_>> = HashMap::new();
+    for door in ALL {
+        by_path.entry(door.path).or_default().push(door);
+    }
+    by_path
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_operation_of_the_document_is_on_the_list_and_no_other() {
+        let (_, document) = super::super::routes().split_for_parts();
+        let document = serde_json::to_value(&document).unwrap();
+        let mut documented = BTreeSet::from([("GET".to_owned(), "/metrics".to_owned(), METRICS.to_owned())]);
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let operation = operation["operationId"].as_str().expect("a name").to_owned();
+                documented.insert((method.to_uppercase(), path.clone(), operation));
+            }
+        }
+        let listed: BTreeSet<_> =
+            ALL.iter().map(|door| [door.method, door.path, door.operation].map(str::to_owned).into()).collect();
+        assert_eq!(listed, documented, "whatever is added to the API says here what it takes to be let in");
+        assert_eq!(ALL.len(), listed.len());
+    }
+
+    #[test]
+    fn whatever_may_change_something_is_written_down() {
+        for door in ALL.iter().filter(|door| door.audit == No) {
+            let changes_nothing = matches!(door.method, "GET" | "HEAD")
+                || matches!(door.operation, "v1.message.create" | "v1.schedule.preview");
+            assert!(changes_nothing, "{}", door.operation);
+        }
+    }
+}
