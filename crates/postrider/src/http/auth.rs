@@ -132,7 +132,8 @@ fn allows(access: &Access, wanted: Capability) -> bool {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The token that a request brings.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(only), None) = (given.next(), given.next()) else { return None };
     let (scheme, token) = only.to_str().ok()?.split_once(' ')?;
