@@ -1,6 +1,6 @@
 //! What a connection is doing, by which it is judged.
 
-use super::{Limits, connection::Stream};
+use super::{Limits, connection::Stream, framing::Framing};
 use http::Version;
 use postrider_store::step;
 use std::{
@@ -115,6 +115,9 @@ pub(super) struct Watched<S: Stream> {
     /// There until this is dropped.
     pub(super) stream: Option<S>,
     pub(super) activity: Arc<Activity>,
+    pub(super) framing: Framing,
+    /// What is still to be read once the framing is spoilt.
+    pub(super) ending: &'static [u8],
     pub(super) back: Option<oneshot::Sender<S>>,
 }
 
@@ -134,10 +137,18 @@ impl<S: Stream> Drop for Watched<S> {
 
 impl<S: Stream> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.framing.is_spoilt() {
+            let (now, later) = self.ending.split_at(self.ending.len().min(buf.remaining()));
+            buf.put_slice(now);
+            self.ending = later;
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let polled = self.as_mut().stream().poll_read(cx, buf);
         if buf.filled().len() > before {
             self.activity.bytes_came();
+            let passed = self.framing.pass(&mut buf.filled_mut()[before..]);
+            buf.set_filled(before + passed);
         }
         polled
     }
@@ -174,4 +185,6 @@ impl<S: Stream> AsyncWrite for Watched<S> {
     }
 }
 
+/// The parser looks at a head only when it has seen its end.
+pub(super) const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 const NOT_YET: u64 = u64::MAX;

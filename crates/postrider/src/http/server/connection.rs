@@ -3,7 +3,8 @@
 use super::{
     super::{error::Error, guesses::Peer},
     Limits,
-    activity::{Activity, Running, Verdict, Watched},
+    activity::{Activity, END_OF_HEAD, Running, Verdict, Watched},
+    framing::Framing,
 };
 use axum::{Router, extract::Request, response::IntoResponse};
 use http::header;
@@ -42,7 +43,13 @@ pub(super) async fn attend(
 ) {
     let activity = Arc::new(Activity::new());
     let (back, mut given_back) = oneshot::channel();
-    let watched = Watched { stream: Some(stream), activity: activity.clone(), back: Some(back) };
+    let watched = Watched {
+        stream: Some(stream),
+        activity: activity.clone(),
+        framing: Framing::new(),
+        ending: END_OF_HEAD,
+        back: Some(back),
+    };
     converse(watched, peer, activity.clone(), router, limits, stop).await;
     if activity.refused.load(Relaxed)
         && let Ok(stream) = given_back.try_recv()

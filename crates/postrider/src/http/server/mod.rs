@@ -7,6 +7,7 @@
 mod activity;
 mod connection;
 mod crowd;
+mod framing;
 
 use super::guesses::Peer;
 use axum::{Router, middleware::map_response, response::Response};
