@@ -12,7 +12,7 @@ use crate::{
 use axum::extract::{FromRequestParts, RawPathParams};
 use http::{HeaderMap, header, request::Parts};
 use postrider_engine::{AppKey, EndpointKey};
-use postrider_store::{By, Endpoint};
+use postrider_store::{Application, By, Endpoint};
 use std::sync::Arc;
 
 /// Anyone with a valid token.
@@ -68,11 +68,14 @@ impl FromRequestParts<Arc<Api>> for InApp {
         let Caller(principal) = Caller::from_request_parts(parts, api).await?;
         let params = path_params(parts).await?;
         let by = param(&params, "app_id").and_then(|id| api.ids.by::<AppKey>(id)).ok_or(Error::NotFound)?;
-        let entry = api.directory.application(&by).await?.ok_or(Error::NotFound)?;
-        match &principal {
-            Principal::Application { app, .. } if *app != entry.application.key => Err(Error::NotFound),
-            Principal::Application { .. } | Principal::Environment => Ok(Self { entry, principal, params }),
-        }
+        let found = match &principal {
+            Principal::Environment => api.directory.application(&by).await?,
+            // Only its own is looked up: how long it takes to find another's would tell that there is one.
+            Principal::Application { app, .. } => {
+                api.directory.application(&By::Key(*app)).await?.filter(|own| is_named(&own.application, &by))
+            }
+        };
+        Ok(Self { entry: found.ok_or(Error::NotFound)?, principal, params })
     }
 }
 
@@ -106,6 +109,13 @@ impl InApp {
     /// The endpoint that the path names.
     pub async fn endpoint(&self, api: &Api) -> Result<Endpoint, Error> {
         api.store.endpoint(self.key(), self.endpoint_by(api)?).await?.ok_or(Error::NotFound)
+    }
+}
+
+fn is_named(application: &Application, by: &By<AppKey>) -> bool {
+    match by {
+        By::Key(key) => application.key == *key,
+        By::Uid(uid) => application.uid.as_ref() == Some(uid),
     }
 }
 
