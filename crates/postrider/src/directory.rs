@@ -5,7 +5,7 @@
 //! only if nothing has changed since its read began.
 
 use crate::{
-    rules::headers::is_sensitive,
+    rules::headers::{is_forbidden, is_sensitive},
     transport::{AddressGuard, EndpointUrl, UrlError, UrlRules},
     vault::Vault,
 };
@@ -257,6 +257,8 @@ impl Directory {
                 private
                     .headers
                     .iter()
+                    // They were judged when they were set, perhaps by a version that knew of fewer.
+                    .filter(|(name, _)| !is_forbidden(&name.to_ascii_lowercase()))
                     .filter_map(|(name, value)| {
                         let mut header = HeaderValue::try_from(value).ok()?;
                         header.set_sensitive(is_sensitive(name));

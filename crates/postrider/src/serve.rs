@@ -159,7 +159,8 @@ impl Server {
             beside.spawn(identity.keep());
         }
 
-        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own()));
+        let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
+        let ingest = Arc::new(ingest.with_rates(settings.ingest_rates));
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -197,7 +198,11 @@ impl Server {
             },
         });
         let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
-        let limits = server::Limits { connections_max: settings.connections_max, ..server::Limits::default() };
+        let limits = server::Limits {
+            connections_max: settings.connections_max,
+            connections_per_address_max: settings.connections_per_address_max,
+            ..server::Limits::default()
+        };
         let serving = tokio::spawn(server::serve(listener, tls, router, limits, until(stopped)));
         step!("start.serving");
         Ok(Self {

@@ -443,3 +443,21 @@ async fn a_payload_with_its_own_time_to_live_is_kept_that_long(store: StoreKind)
     assert_eq!(bench.get(&format!("acme/msg/{id}")).await.1["payload"], json!({"expired": true}));
     assert!(bench.api.store.message(app, postrider_store::By::Key(key)).await.expect("read").is_some());
 }
+
+#[tokio::test]
+async fn a_stored_header_that_may_not_be_set_any_more_is_not_sent() {
+    let (bench, app) = Bench::with_application(StoreKind::Sqlite).await;
+    let key = bench.endpoint(app, false).await;
+    let stored = bench.api.store.endpoint(app, postrider_store::By::Key(key)).await.unwrap().expect("it was made");
+    let headers = [("Host", "elsewhere"), ("transfer-encoding", "chunked"), ("webhook-id", "x"), ("X-Mine", "1")];
+    let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let private = Private { secrets: Vec::new(), headers };
+    let sealed = bench.api.vault.seal(key, &private, &mut StdRng::seed_from_u64(2));
+    let version = stored.version;
+    let endpoint = Endpoint { sealed, version: version + 1, ..stored };
+    bench.api.store.put_endpoint(endpoint, Expect::Version(version), None).await.expect("a change");
+    bench.api.directory.changed(app);
+    let entry = bench.api.directory.application(&postrider_store::By::Key(app)).await.unwrap().expect("it is there");
+    let sent: Vec<_> = entry.endpoints[0].headers.keys().map(http::HeaderName::as_str).collect();
+    assert_eq!(sent, ["x-mine"]);
+}

@@ -95,6 +95,115 @@ fn what_is_said_on_the_wire_stays_in_http() {
     }
 }
 
+/// Values go to a database as parameters. What may stand in the text itself is written by us: names of tables and columns,
+/// directions, conditions and numbers, each of them in these lists.
+#[test]
+fn no_value_becomes_part_of_sql() {
+    let mut seen = 0;
+    for (path, code) in sources(&crates().join("postrider-store/src")) {
+        let is_test = path.ends_with("tests.rs") || path.iter().any(|part| part == "tests" || part == "conformance");
+        let code = code.split("#[cfg(test)]").next().unwrap_or_default();
+        for Text { text, behind } in texts(code).into_iter().filter(|text| !is_test && is_sql(text.text)) {
+            seen += 1;
+            let hint = "hand it over as a parameter; if it is a name that we wrote, enter it in the list";
+            assert!(!text.contains("'{"), "{}: a value between quotes in {text:?}; {hint}", path.display());
+            for name in holes(text) {
+                let is_ours = match name {
+                    "" => WRITTEN_BY_US.iter().any(|ours| behind.starts_with(ours)),
+                    name => name.chars().all(|letter| !letter.is_lowercase()) || NAMES_OF_OURS.contains(&name),
+                };
+                assert!(is_ours, "{}: `{{{name}}}` in {text:?}; {hint}", path.display());
+            }
+        }
+    }
+    assert!(seen > 300, "only {seen} texts look like SQL: are they found?");
+}
+
+struct Text<'a> {
+    text: &'a str,
+    /// What stands behind it, without space and the comma.
+    behind: &'a str,
+}
+
+/// Every string literal.
+fn texts(code: &str) -> Vec<Text<'_>> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(start) = rest.find('"') {
+        let mut is_escaped = false;
+        let is_end = |letter: char| {
+            let ends = letter == '"' && !is_escaped;
+            is_escaped = letter == '\\' && !is_escaped;
+            ends
+        };
+        let Some(length) = rest[start + 1..].find(is_end) else { break };
+        let (text, behind) = (&rest[start + 1..start + 1 + length], &rest[start + 2 + length..]);
+        found.push(Text { text, behind: behind.trim_start_matches([',', ' ', '\n']) });
+        rest = behind;
+    }
+    found
+}
+
+fn is_sql(text: &str) -> bool {
+    ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "WHERE ", "LISTEN ", " TABLE "]
+        .iter()
+        .any(|word| text.contains(word))
+}
+
+/// The names within single braces.
+fn holes(text: &str) -> Vec<&str> {
+    let text = text.split("{{").flat_map(|part| part.split("}}"));
+    text.flat_map(|part| part.split('{').skip(1))
+        .map(|hole| hole.split(['}', ':']).next().unwrap_or_default())
+        .collect()
+}
+
+const NAMES_OF_OURS: [&str; 23] = [
+    "n",
+    "table",
+    "direction",
+    "number",
+    "key",
+    "from",
+    "column",
+    "comparison",
+    "comes_later",
+    "first_key",
+    "end_key",
+    "condition",
+    "names",
+    "inbox",
+    "letters",
+    "asked_for",
+    "waits",
+    "source",
+    "whose",
+    "schema",
+    "choice",
+    "asked",
+    "quoted",
+];
+const WRITTEN_BY_US: [&str; 8] = [
+    "span.direction()",
+    "self.span.direction()",
+    "news::channel(node), news::EVERYONE)",
+    "schema::MIGRATION_LOCK",
+    "table.name)",
+    "inbox(table), table.name)",
+    "columns.join(",
+    "self.remembered_from)",
+];
+
+#[test]
+fn a_value_in_sql_is_seen() {
+    let code = r#"format!("SELECT 1 FROM {table} WHERE a = '{name}' AND b = {}", value); "no {hole}""#;
+    let found = texts(code);
+    assert_eq!(found.iter().filter(|text| is_sql(text.text)).count(), 1);
+    assert_eq!(holes(found[0].text), ["table", "name", ""]);
+    assert!(found[0].text.contains("'{") && found[0].behind.starts_with("value)"));
+    assert_eq!(holes("message_{{n}} {a:?}"), ["a"]);
+}
+
 #[test]
 fn a_room_is_seen_however_it_is_entered() {
     for (code, rooms) in [

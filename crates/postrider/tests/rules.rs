@@ -702,3 +702,17 @@ async fn the_servers_own_rules_come_from_its_settings() {
     let shown = world.get("endpoint/plain/schedule").await;
     assert_eq!(shown["maxAttempts"], 2, "{shown}");
 }
+
+/// What can be turned off is answered as `false`, which a client made from the document must be able to read.
+#[tokio::test]
+async fn the_document_allows_for_what_is_turned_off() {
+    let house = house().await;
+    let request = http::Request::get("/openapi.json").body(axum::body::Body::empty()).unwrap();
+    let document = house.ask(request).await.expect(200);
+    for (name, form) in [("failingFor", "FailingForForm"), ("permanentStreak", "PermanentStreakForm")] {
+        let field = &document["components"]["schemas"]["AutoDisable"]["properties"][name];
+        assert!(field.to_string().contains(form), "{field}");
+        let forms = document["components"]["schemas"][form]["oneOf"].as_array().expect("one of several");
+        assert!(forms.iter().any(|form| form["type"] == "boolean"), "{forms:?}");
+    }
+}

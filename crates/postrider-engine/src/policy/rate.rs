@@ -52,6 +52,11 @@ impl Bucket {
         }
     }
 
+    /// It says nothing that a new one does not.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        self.full_at <= now.as_millis().saturating_mul(1_000)
+    }
+
     pub fn take(&mut self, now: Timestamp) {
         let now = now.as_millis().saturating_mul(1_000);
         self.taken = if self.taken_at == now { self.taken.min(self.cost()) } else { self.cost() };

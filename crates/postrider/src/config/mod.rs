@@ -15,6 +15,7 @@ pub(crate) use sources::readable_by_all;
 pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
+use crate::ingest::rates::RateLimits;
 use crate::rules::{Rules, path_of};
 use crate::transport::{EgressProxy, NotAProxy};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -61,6 +62,9 @@ pub struct Settings {
     /// Bytes of a request's body.
     pub body_max: usize,
     pub connections_max: usize,
+    pub connections_per_address_max: usize,
+    /// Messages a second that are taken in.
+    pub ingest_rates: RateLimits,
     pub retention_payloads: Duration,
     pub retention_attempts: Duration,
     pub retention_dead_letters: Duration,
@@ -286,6 +290,9 @@ struct Raw {
     egress_proxy: Option<Hidden>,
     body_max: Size,
     connections_max: u32,
+    connections_per_address_max: u32,
+    ingest_rate_per_application: Option<u32>,
+    ingest_rate_per_token: Option<u32>,
     retention_payloads: Span,
     retention_attempts: Span,
     retention_dead_letters: Span,
@@ -363,6 +370,17 @@ impl Raw {
         if self.connections_max == 0 {
             return Err(("connections_max", "must be at least 1".to_owned()));
         }
+        if self.connections_per_address_max == 0 {
+            return Err(("connections_per_address_max", "must be at least 1".to_owned()));
+        }
+        for (name, rate) in [
+            ("ingest_rate_per_application", self.ingest_rate_per_application),
+            ("ingest_rate_per_token", self.ingest_rate_per_token),
+        ] {
+            if rate.is_some_and(|rate| !RATE_RANGE.contains(&rate)) {
+                return Err((name, "must be between 1 and 1000000; leave it out for no limit".to_owned()));
+            }
+        }
         for (name, retention) in [
             ("retention_payloads", self.retention_payloads),
             ("retention_attempts", self.retention_attempts),
@@ -400,6 +418,11 @@ impl Raw {
             egress_proxy,
             body_max: usize::try_from(self.body_max.0).unwrap_or(usize::MAX),
             connections_max: usize::try_from(self.connections_max).unwrap_or(usize::MAX),
+            connections_per_address_max: usize::try_from(self.connections_per_address_max).unwrap_or(usize::MAX),
+            ingest_rates: RateLimits {
+                per_application: self.ingest_rate_per_application,
+                per_token: self.ingest_rate_per_token,
+            },
             retention_payloads: self.retention_payloads.0,
             retention_attempts: self.retention_attempts.0,
             retention_dead_letters: self.retention_dead_letters.0,
@@ -499,5 +522,7 @@ const OF_NODES: [&str; 3] = ["database_ca_file", "node_name", "lease"];
 const NODE_NAME_MAX: usize = 40;
 const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
+/// Buckets count in microseconds.
+const RATE_RANGE: std::ops::RangeInclusive<u32> = 1..=1_000_000;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

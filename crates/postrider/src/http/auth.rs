@@ -19,7 +19,7 @@ use crate::{
 use axum::extract::{FromRequestParts, RawPathParams};
 use http::{HeaderMap, header, request::Parts};
 use postrider_engine::{AppKey, EndpointKey};
-use postrider_store::{By, Endpoint};
+use postrider_store::{Application, By, Endpoint};
 use std::sync::{Arc, OnceLock};
 
 /// Someone who may do what the operation is.
@@ -136,16 +136,18 @@ impl FromRequestParts<Arc<Api>> for InApp {
         let principal = Caller::from_request_parts(parts, api).await?.principal().clone();
         let params = path_params(parts).await?;
         let by = param(&params, "app_id").and_then(|id| api.ids.by::<AppKey>(id)).ok_or(Error::NotFound)?;
-        let entry = api.directory.application(&by).await?.ok_or(Error::NotFound)?;
-        match &principal {
-            Principal::Application { app, .. } if *app != entry.application.key => Err(Error::NotFound),
-            Principal::Application { .. } | Principal::Environment => {
-                if let Some(Notice(noticed)) = parts.extensions.get() {
-                    let _ = noticed.app.set(entry.application.key);
-                }
-                Ok(Self { entry, principal, params })
+        let found = match &principal {
+            Principal::Environment => api.directory.application(&by).await?,
+            // Only its own is looked up: how long it takes to find another's would tell that there is one.
+            Principal::Application { app, .. } => {
+                api.directory.application(&By::Key(*app)).await?.filter(|own| is_named(&own.application, &by))
             }
+        };
+        let entry = found.ok_or(Error::NotFound)?;
+        if let Some(Notice(noticed)) = parts.extensions.get() {
+            let _ = noticed.app.set(entry.application.key);
         }
+        Ok(Self { entry, principal, params })
     }
 }
 
@@ -182,6 +184,13 @@ impl InApp {
     }
 }
 
+fn is_named(application: &Application, by: &By<AppKey>) -> bool {
+    match by {
+        By::Key(key) => application.key == *key,
+        By::Uid(uid) => application.uid.as_ref() == Some(uid),
+    }
+}
+
 pub fn require(principal: &Principal, capability: Capability) -> Result<(), Error> {
     match principal {
         Principal::Environment => Ok(()),
@@ -205,7 +214,8 @@ fn allows(access: &Access, wanted: Capability) -> bool {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The token that a request brings.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(only), None) = (given.next(), given.next()) else { return None };
     let (scheme, token) = only.to_str().ok()?.split_once(' ')?;

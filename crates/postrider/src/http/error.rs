@@ -35,6 +35,8 @@ pub enum Error {
     UnsupportedMedia(&'static str),
     /// The body came too slowly.
     TooSlow,
+    /// The body ended before it should, or is not framed as the head says.
+    BrokenBody,
     TooManyRequests {
         retry_after: Duration,
     },
@@ -88,7 +90,9 @@ impl Error {
             Self::InvalidToken => StatusCode::UNAUTHORIZED,
             Self::InsufficientAccess => StatusCode::FORBIDDEN,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::BadQuery(_) | Self::InvalidRange(_) | Self::LimitReached(_) => StatusCode::BAD_REQUEST,
+            Self::BadQuery(_) | Self::InvalidRange(_) | Self::LimitReached(_) | Self::BrokenBody => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Conflict(_) | Self::EventTypeExists => StatusCode::CONFLICT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMedia(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -117,6 +121,7 @@ impl Error {
             }
             Self::UnsupportedMedia(detail) => ("unsupported_media_type", detail.into()),
             Self::TooSlow => ("request_timeout", "The body came too slowly".into()),
+            Self::BrokenBody => ("broken_body", "The body broke off, or is not what its head says".into()),
             Self::TooManyRequests { .. } => ("rate_limit", "Too many requests; try again later".into()),
             Self::Unavailable { .. } => ("unavailable", "The server cannot take this now; try again shortly".into()),
             Self::NotImplemented(detail) => ("not_implemented", detail.into()),
@@ -133,7 +138,7 @@ impl Error {
 
     /// Part of the body is still on its way, and we will not read it.
     fn leaves_body_unread(&self) -> bool {
-        matches!(self, Self::TooLarge { .. } | Self::TooSlow)
+        matches!(self, Self::TooLarge { .. } | Self::TooSlow | Self::BrokenBody)
     }
 }
 
@@ -159,13 +164,18 @@ impl IntoResponse for Error {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(wait) = retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
         if close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
+}
+
+/// Rounded up: whoever comes when he was told to is not too early.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 impl From<StoreError> for Error {
@@ -238,6 +248,14 @@ mod tests {
             let response = Error::from(fault).into_response();
             assert_eq!(response.status(), 503);
             assert!(response.headers().contains_key("retry-after"));
+        }
+    }
+
+    #[test]
+    fn who_comes_when_told_to_is_not_too_early() {
+        for (millis, told) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2"), (29_999, "30")] {
+            let response = Error::TooManyRequests { retry_after: Duration::from_millis(millis) }.into_response();
+            assert_eq!(response.headers()["retry-after"], told, "{millis} ms");
         }
     }
 

@@ -62,7 +62,7 @@ where
         let frame = match timeout_at(started + patience(received), body.frame()).await {
             Err(_) => return Err(Error::TooSlow),
             Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(Error::invalid([], "the body broke off")),
+            Ok(Some(Err(_))) => return Err(Error::BrokenBody),
             Ok(Some(Ok(frame))) => frame,
         };
         let Ok(data) = frame.into_data() else { continue };
@@ -158,11 +158,20 @@ fn explain<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Error {
     for segment in path.iter().flat_map(|path| path.iter()) {
         match segment {
             serde_path_to_error::Segment::Unknown => {}
-            other => loc.push(other.to_string()),
+            other => loc.push(shortened(&other.to_string())),
         }
     }
     let kind = if cause.is_data() { "value_error" } else { "json_invalid" };
-    Error::Invalid(vec![Flaw { loc, msg: cause.to_string(), kind }])
+    Error::Invalid(vec![Flaw { loc, msg: without_middle(&cause.to_string()), kind }])
+}
+
+/// A message may quote what came in, which may be long. At its end it says where.
+fn without_middle(msg: &str) -> String {
+    if msg.len() <= MESSAGE_MAX {
+        return msg.to_owned();
+    }
+    let (head, tail) = (msg.floor_char_boundary(MESSAGE_MAX / 2), msg.ceil_char_boundary(msg.len() - MESSAGE_MAX / 4));
+    format!("{} [...] {}", &msg[..head], &msg[tail..])
 }
 
 fn invalid_json(msg: impl Into<String>) -> Error {
@@ -303,6 +312,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
+const MESSAGE_MAX: usize = 512;
 const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 const BODY_GRACE: Duration = Duration::from_secs(5);
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@
 
 use super::{
     Api, applications,
-    auth::{Caller, InApp},
+    auth::{Caller, InApp, bearer},
     error::{Error, HttpErrorOut},
     extract::{JsonBytes, Query, discard, parse, path_params},
     filter::{made_at, message_filter},
@@ -19,11 +19,7 @@ use crate::{
     credentials::scopes::Scope,
     directory::AppEntry,
     ids::IdCodec,
-    ingest::{
-        NewEvent,
-        content::DELIVER_AHEAD_MAX,
-        gate::{Full, Pass},
-    },
+    ingest::{NewEvent, content::DELIVER_AHEAD_MAX, gate::Pass},
     tokens::Principal,
 };
 use axum::{
@@ -33,7 +29,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header, request::Parts};
 use hyper::body::Body;
-use postrider_engine::{MessageKey, Timestamp};
+use postrider_engine::{AppKey, MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, step};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
@@ -201,16 +197,26 @@ impl FromRequest<Arc<Api>> for HandedIn {
         let told = request.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = told.unwrap_or(api.settings.body_max).min(api.settings.body_max);
         match api.ingest.gate().enter(bytes).await {
-            Ok(pass) => Self::read(request, pass, api).await.map_err(Error::into_response),
-            Err(full) => Err(turn_away(request, full).await),
+            Ok(pass) => Self::read(request, pass, api).await,
+            Err(full) => Err(turn_away(request, Error::Unavailable { retry_after: full.retry_after }).await),
         }
     }
 }
 
 impl HandedIn {
-    async fn read(request: Request, pass: Pass, api: &Arc<Api>) -> Result<Self, Error> {
+    async fn read(request: Request, pass: Pass, api: &Arc<Api>) -> Result<Self, Response> {
         let (mut parts, body) = request.into_parts();
-        let target = Target::from_request_parts(&mut parts, api).await?;
+        let target = Target::from_request_parts(&mut parts, api).await.map_err(Error::into_response)?;
+        let token = bearer(&parts.headers).unwrap_or_default();
+        if let Err(retry_after) = api.ingest.rates().take(target.key(), token, (api.clock)()) {
+            drop(pass);
+            return Err(turn_away(Request::from_parts(parts, body), Error::TooManyRequests { retry_after }).await);
+        }
+        Self::read_rest(Request::from_parts(parts, body), pass, target, api).await.map_err(Error::into_response)
+    }
+
+    async fn read_rest(request: Request, pass: Pass, target: Target, api: &Arc<Api>) -> Result<Self, Error> {
+        let (mut parts, body) = request.into_parts();
         let key = IdempotencyKey::from_request_parts(&mut parts, api).await?;
         let Ok(query) = Query::from_request_parts(&mut parts, api).await;
         let JsonBytes(body) = JsonBytes::from_request(Request::from_parts(parts, body), api).await?;
@@ -220,12 +226,12 @@ impl HandedIn {
 
 /// A connection can be used again only when what was sent on it has been taken off. For a small body that is cheaper than
 /// another connection.
-async fn turn_away(request: Request, full: Full) -> Response {
+async fn turn_away(request: Request, why: Error) -> Response {
     let is_small = request.body().size_hint().exact().is_some_and(|bytes| bytes <= DISCARDED_MAX);
     // Whoever asks first would send it only because we read.
     let asks_first = request.headers().contains_key(header::EXPECT);
     let is_taken_off = is_small && !asks_first && discard(request.into_body()).await;
-    let mut response = Error::Unavailable { retry_after: full.retry_after }.into_response();
+    let mut response = why.into_response();
     if !is_taken_off {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -238,6 +244,15 @@ const DISCARDED_MAX: u64 = 64 * 1024;
 enum Target {
     Known(Arc<AppEntry>),
     Unknown { name: String, caller: Caller },
+}
+
+impl Target {
+    fn key(&self) -> Option<AppKey> {
+        match self {
+            Self::Known(app) => Some(app.application.key),
+            Self::Unknown { .. } => None,
+        }
+    }
 }
 
 impl FromRequestParts<Arc<Api>> for Target {
@@ -385,7 +400,7 @@ mod tests {
     fn message(content_type: Option<&str>, payload: &'static str) -> Message {
         Message {
             key: MessageKey::new(2),
-            app: postrider_engine::AppKey::new(9),
+            app: AppKey::new(9),
             accepted_at: Timestamp::from_millis(1_767_225_600_000),
             content: Content {
                 event_type: "invoice.paid".into(),

@@ -3,6 +3,7 @@
 pub mod content;
 pub mod gate;
 pub mod pace;
+pub mod rates;
 
 use crate::{
     clock::Clock,
@@ -11,6 +12,7 @@ use crate::{
 use gate::{Gate, GateLimits};
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
 use postrider_store::{AcceptError, Accepted, By, Content, Idempotency, NewMessage, Store};
+use rates::{RateLimits, Rates};
 use std::sync::Arc;
 
 /// How often whom a message is owed to is worked out anew, because settings have changed meanwhile.
@@ -21,6 +23,7 @@ pub struct Ingest {
     directory: Arc<Directory>,
     clock: Clock,
     gate: Arc<Gate>,
+    rates: Rates,
     accepted: metrics::Counter,
 }
 
@@ -36,7 +39,18 @@ pub struct NewEvent {
 impl Ingest {
     pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, clock: Clock) -> Self {
         let gate = Arc::new(Gate::new(GateLimits::default()));
-        Self { store, directory, clock, gate, accepted: metrics::counter!("postrider_messages_accepted_total") }
+        let rates = Rates::new(RateLimits::default());
+        Self { store, directory, clock, gate, rates, accepted: metrics::counter!("postrider_messages_accepted_total") }
+    }
+
+    /// Without this there are none.
+    pub fn with_rates(self, limits: RateLimits) -> Self {
+        Self { rates: Rates::new(limits), ..self }
+    }
+
+    /// What a message from outside must be within, once it is known whose it is.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
     }
 
     /// What a message from outside must go through before anything of it is read.

@@ -170,12 +170,32 @@ impl CircuitBreaker {
 pub struct AutoDisable {
     /// After failing for so long without one success.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, example = "5d")]
+    #[schema(value_type = Option<FailingForForm>, example = "5d")]
     pub failing_for: Option<OrFalse<Span>>,
     /// After so many messages in a row were refused for good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u32>, example = 100)]
+    #[schema(value_type = Option<PermanentStreakForm>, example = 100)]
     pub permanent_streak: Option<OrFalse<u32>>,
+}
+
+/// What is written in the place of how long.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `OrFalse` reads")]
+pub enum FailingForForm {
+    After(String),
+    /// `false`: however long.
+    Switch(bool),
+}
+
+/// What is written in the place of how many.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it only describes what `OrFalse` reads")]
+pub enum PermanentStreakForm {
+    After(u32),
+    /// `false`: however many.
+    Switch(bool),
 }
 
 impl Toggle<AutoDisable> {
