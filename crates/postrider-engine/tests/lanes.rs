@@ -16,6 +16,9 @@ use rand_chacha::ChaCha8Rng;
 use std::{collections::BTreeSet, time::Duration};
 use world::{Receiver, Reply, SMALL, Schedule, World, lane_settings, scheduled, status};
 
+/// More than the store takes for what it has to do after an answer.
+const STORE_SLACK: Duration = Duration::from_millis(20);
+
 /// How receivers behave, in percent.
 #[derive(Clone, Copy, Debug)]
 struct Manners {
@@ -301,6 +304,32 @@ fn lanes_that_hang_leave_slots_for_the_others() {
         assert!((1..=hanging).all(|lane| world.in_flight(EndpointKey::new(lane)) > 0), "every lane has a slot");
         assert!(world.dispatcher.in_flight() > 200, "and most slots are used");
     }
+}
+
+#[test]
+fn who_only_fails_has_one_request_at_a_time_until_it_succeeds() {
+    let limits = Limits { window: 1_024, bytes: 100_000_000, lane_bytes: 10_000_000, unsettled: 64, ..SMALL };
+    let lane = EndpointKey::new(1);
+    let mut world = World::new(1, limits, [(1, LaneSettings { in_flight_max: 4, ..lane_settings(1) })]);
+    world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_secs(10), ..status(503) });
+    for message in 0..40 {
+        world.accept(message, 1, None);
+    }
+    assert_eq!(world.in_flight(lane), 4, "nothing is known of it yet");
+    for _ in 0..3 {
+        world.run_until(world.now.plus(Duration::from_secs(10) + STORE_SLACK));
+        assert_eq!(world.in_flight(lane), 1, "all of them have failed");
+    }
+    world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_secs(10), ..status(200) });
+    let mut allowed = Vec::new();
+    for _ in 0..6 {
+        world.run_until(world.now.plus(Duration::from_secs(10) + STORE_SLACK));
+        allowed.push(world.in_flight(lane));
+    }
+    // The first of them still fails.
+    assert_eq!(allowed, [1, 2, 4, 4, 4, 4]);
+    world.settle_down();
+    assert_eq!(world.delivered.len(), 40);
 }
 
 #[test]

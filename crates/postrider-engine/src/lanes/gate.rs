@@ -1,6 +1,9 @@
 //! What a lane may do with what it has: health and pauses decide it.
 
-use super::{lane::LaneSettings, ramp::Ramp};
+use super::{
+    lane::LaneSettings,
+    ramp::{Ramp, Sign},
+};
 use crate::{
     keys::DeliveryId,
     planted::{Bug, planted},
@@ -29,6 +32,8 @@ pub(super) struct Watch {
     /// last, and is put right along with the next one.
     pub doubtful: bool,
     pub ramp: Option<Ramp>,
+    /// In a row, while there is no ramp.
+    failures: usize,
     pub probe: Option<DeliveryId>,
     /// The lane is wanted elsewhere: it is brought to rest, and never comes back.
     pub leaving: bool,
@@ -74,16 +79,33 @@ impl Watch {
     }
 
     pub fn slots(&self, settings: &LaneSettings) -> usize {
-        self.ramp.map_or(settings.in_flight_max, |ramp| ramp.allowance().min(settings.in_flight_max))
+        match self.ramp {
+            Some(ramp) => ramp.allowance().min(settings.in_flight_max),
+            None => settings.in_flight_max.saturating_sub(self.failures).max(1),
+        }
     }
 
     pub fn slow_start(&mut self, settings: &LaneSettings) {
         // No answer of an endpoint that is gone would end the ramp.
         self.ramp = if settings.gone { None } else { Ramp::new(settings.in_flight_max) };
+        self.failures = 0;
     }
 
+    /// Goes on with the ramp, or comes closer to one: each failure in a row takes a slot away, and with the last but one a
+    /// ramp begins. What would go through more of them would only hang or fail side by side.
     pub fn climb(&mut self, settings: &LaneSettings, verdict: &Verdict) {
-        self.ramp = self.ramp.and_then(|ramp| ramp.after(verdict, settings.in_flight_max));
+        if let Some(ramp) = self.ramp {
+            self.ramp = ramp.after(verdict, settings.in_flight_max);
+            return;
+        }
+        match Sign::of(verdict) {
+            Sign::Copes => self.failures = 0,
+            Sign::Fails => self.failures += 1,
+            Sign::Neither => {}
+        }
+        if self.slots(settings) == 1 {
+            self.slow_start(settings);
+        }
     }
 
     /// This one is no longer under way. Was it the probe?

@@ -1,4 +1,5 @@
-//! Slow start: an endpoint that comes back is met with one request, not with everything that waits for it.
+//! Slow start: an endpoint that comes back, or that only fails, is met with one request, not with everything that waits
+//! for it.
 
 use crate::policy::{Class, Rule, Verdict};
 
@@ -6,6 +7,27 @@ use crate::policy::{Class, Rule, Verdict};
 pub(super) struct Ramp {
     allowance: usize,
     successes: usize,
+}
+
+/// What an outcome says of how much a receiver can take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sign {
+    Copes,
+    Fails,
+    Neither,
+}
+
+impl Sign {
+    pub fn of(verdict: &Verdict) -> Self {
+        match verdict.class {
+            Class::Delivered => Self::Copes,
+            // Our own shortage tells nothing about the receiver.
+            Class::Transient | Class::Ambiguous if verdict.rule == Rule::LocalResource => Self::Neither,
+            Class::Transient | Class::Ambiguous => Self::Fails,
+            // A refusal shows neither that it copes nor that it does not.
+            Class::Permanent | Class::Gone => Self::Neither,
+        }
+    }
 }
 
 impl Ramp {
@@ -21,13 +43,10 @@ impl Ramp {
 
     /// The ramp after one more answer; `None` once it has reached the top.
     pub fn after(self, verdict: &Verdict, in_flight_max: usize) -> Option<Self> {
-        let climbed = match verdict.class {
-            Class::Delivered => self.up(),
-            // Our own shortage tells nothing about the receiver.
-            Class::Transient | Class::Ambiguous if verdict.rule == Rule::LocalResource => self,
-            Class::Transient | Class::Ambiguous => self.down(),
-            // A refusal shows neither that it copes nor that it does not.
-            Class::Permanent | Class::Gone => self,
+        let climbed = match Sign::of(verdict) {
+            Sign::Copes => self.up(),
+            Sign::Fails => self.down(),
+            Sign::Neither => self,
         };
         (climbed.allowance < in_flight_max).then_some(climbed)
     }

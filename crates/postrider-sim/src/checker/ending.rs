@@ -84,7 +84,7 @@ impl Judge {
             let until = endpoint.breaker.until.map_or(0, |until| until - super::EPOCH);
             let per_second = i64::from(settings.rate.unwrap_or(50_000).min(self.app_rate(endpoint.app)));
             let slots = match settings.ordering {
-                Order::Free => settings.in_flight_max as i64,
+                Order::Free => endpoint.ease.slots(settings.in_flight_max) as i64,
                 // At worst all are of one key.
                 Order::Keyed | Order::Fifo => 1,
             };

@@ -3,7 +3,11 @@
 //! It is judged only where nothing excuses a delay: in worlds without faults on our side, for endpoints without a rate that have
 //! never been paused or tripped, and from the moment on at which a delivery was due, first of its key, and had a free slot.
 
-use super::{Judge, wire::PostId};
+use super::{
+    Judge,
+    envelope::{self, Class},
+    wire::{Answered, PostId},
+};
 use crate::settings::Order;
 
 /// Since when a lane could have sent more.
@@ -13,6 +17,39 @@ pub struct Ease {
     pub hindered: bool,
     /// When it last had as many requests under way as it may, or as many that are not on record.
     pub saturated_at: i64,
+    /// Failures in a row.
+    failures: usize,
+    /// Each failure in a row takes a slot away. Once one is left, there are more only as it succeeds.
+    narrowed: Option<Narrowed>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Narrowed {
+    /// Since the last failure.
+    successes: usize,
+}
+
+impl Ease {
+    pub fn slots(&self, in_flight_max: usize) -> usize {
+        match self.narrowed {
+            Some(_) => 1,
+            None => in_flight_max.saturating_sub(self.failures).max(1),
+        }
+    }
+
+    fn note(&mut self, succeeded: bool, in_flight_max: usize) {
+        self.failures = if succeeded { 0 } else { self.failures + 1 };
+        if self.failures + 1 >= in_flight_max {
+            self.narrowed = Some(Narrowed::default());
+        }
+        self.narrowed = self
+            .narrowed
+            .map(|Narrowed { successes }| Narrowed { successes: if succeeded { successes + 1 } else { 0 } });
+        // Twice as many as there are slots are more than doubling takes from one to all of them.
+        if self.narrowed.is_some_and(|narrowed| narrowed.successes > 2 * in_flight_max) {
+            self.narrowed = None;
+        }
+    }
 }
 
 impl Judge {
@@ -20,8 +57,19 @@ impl Judge {
         let now = self.now;
         let endpoint = &mut self.endpoints[endpoint];
         let unsettled = endpoint.live.len() + endpoint.answered.len();
-        if endpoint.live.len() >= endpoint.latest().in_flight_max || unsettled >= UNSETTLED_MAX {
+        if endpoint.live.len() >= endpoint.ease.slots(endpoint.latest().in_flight_max) || unsettled >= UNSETTLED_MAX {
             endpoint.ease.saturated_at = now;
+        }
+    }
+
+    pub(super) fn note_answer(&mut self, endpoint: usize, answered: &Answered) {
+        let endpoint = &mut self.endpoints[endpoint];
+        let settings = endpoint.latest();
+        let in_flight_max = settings.in_flight_max;
+        match envelope::class_of(answered, settings) {
+            Class::Delivered => endpoint.ease.note(true, in_flight_max),
+            Class::Transient | Class::Ambiguous => endpoint.ease.note(false, in_flight_max),
+            Class::Permanent | Class::Gone | Class::Ours => {}
         }
     }
 

@@ -205,6 +205,7 @@ impl Judge {
         self.note(node as i8, Kind::Answered, [message, endpoint, answered.code(), post as i64]);
         self.posts[post].ended = Some((self.now, answered));
         self.off_the_wire(post);
+        self.note_answer(self.deliveries[delivery].endpoint as usize, &answered);
         // What our own machine lacked is never on record.
         if answered.kind != Answer::Failed(Fault::Local) {
             self.endpoints[self.deliveries[delivery].endpoint as usize].answered.push(post);
