@@ -113,7 +113,7 @@ impl Bench {
     async fn endpoint(&self, app: AppKey, disabled: bool) -> EndpointKey {
         let now = clock::now();
         let key = EndpointKey::new(self.api.store.mint(now).await.unwrap());
-        let private = Private { secrets: Vec::new(), headers: BTreeMap::new() };
+        let private = Private::default();
         let endpoint = Endpoint {
             key,
             app,
