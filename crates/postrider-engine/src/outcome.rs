@@ -49,6 +49,8 @@ pub enum Fault {
     Protocol(&'static str),
     /// Our own machine is out of something (file handles, ports). Not the receiver's doing.
     LocalResource,
+    /// What the receiver wants to see of us could not be had from whoever hands it out, so that it was not called.
+    NoToken,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use postrider_store::{
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 pub async fn keep_touching(world: Arc<World>, every: i64) {
     let mut chance = Chance::new(world.config.seed, "people", 0);
@@ -220,7 +220,7 @@ pub async fn make_endpoint(
     let settings = Arc::new(plan.settings.clone());
     world.judge().know_settings(&settings);
     let secret = Secret::from_bytes(&[3; 32]).expect("32 bytes are a secret").into();
-    let private = Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers: BTreeMap::new() };
+    let private = Private { secrets: vec![ActiveSecret { secret, expires_at: None }], ..Private::default() };
     let endpoint = Endpoint {
         key,
         app: world.app(app),

@@ -19,7 +19,7 @@ use postrider_store::{
     sqlite,
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject};
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 pub struct Deployment {
     pub keyring: Keyring,
@@ -136,8 +136,7 @@ fn keys_in(settings: &Settings) -> anyhow::Result<Keyring> {
 }
 
 pub fn seal_nothing(vault: &Vault) -> anyhow::Result<Vec<u8>> {
-    let nothing = Private { secrets: Vec::new(), headers: BTreeMap::new() };
-    Ok(vault.seal(NOBODY, &nothing, &mut system_rng()?))
+    Ok(vault.seal(NOBODY, &Private::default(), &mut system_rng()?))
 }
 
 /// Opens the sealed note to see whether the key fits.

@@ -5,9 +5,10 @@
 //! only if nothing has changed since its read began.
 
 use crate::{
+    oauth::Oauth,
     rules::headers::{is_forbidden, is_sensitive},
-    transport::{AddressGuard, EndpointUrl, UrlError, UrlRules},
-    vault::Vault,
+    transport::{AddressGuard, ClientTls, EndpointUrl, UrlError, UrlRules},
+    vault::{ClientPem, Private, Vault},
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use postrider_engine::{
@@ -66,7 +67,11 @@ pub struct EndpointEntry {
     /// Judged anew at every load, because what may be called can change with the settings.
     pub target: Result<EndpointUrl, UrlError>,
     pub headers: HeaderMap,
-    /// Its secrets could be opened. If not, the fault is ours, and it is not called.
+    /// What of TLS is its own.
+    pub client_tls: Option<ClientTls>,
+    /// Where its access tokens come from, if it wants any.
+    pub oauth: Option<Oauth>,
+    /// Its secrets could be opened, and all of them can be used. If not, the fault is ours, and it is not called.
     pub is_whole: bool,
     signing: Vec<(SigningKey, Option<Timestamp>)>,
 }
@@ -250,29 +255,19 @@ impl Directory {
     fn prepare(&self, application: &Application, further: &Layer, endpoint: Endpoint) -> EndpointEntry {
         let layer = crate::rules::Rules::stored(endpoint.rules.as_deref()).layer();
         let rules = Rules::resolve([&*self.rules, further, &layer]);
-        let (is_whole, signing, headers) = match self.vault.open(endpoint.key, &endpoint.sealed) {
-            Ok(private) => (
-                true,
-                private.secrets.iter().map(|active| (SigningKey::from(&active.secret), active.expires_at)).collect(),
-                private
-                    .headers
-                    .iter()
-                    // They were judged when they were set, perhaps by a version that knew of fewer.
-                    .filter(|(name, _)| !is_forbidden(&name.to_ascii_lowercase()))
-                    .filter_map(|(name, value)| {
-                        let mut header = HeaderValue::try_from(value).ok()?;
-                        header.set_sensitive(is_sensitive(name));
-                        Some((HeaderName::try_from(name).ok()?, header))
-                    })
-                    .collect(),
-            ),
-            Err(error) => {
-                tracing::error!(endpoint = endpoint.key.raw(), %error, "an endpoint's secrets cannot be opened");
-                (false, Vec::new(), HeaderMap::new())
-            }
-        };
         // Whether plain http is welcome is decided when an endpoint is made, not each time it is called.
         let url_rules = UrlRules { https_only: false, guard: &self.guard };
+        let opened = self.vault.open(endpoint.key, &endpoint.sealed).map_err(|error| error.to_string());
+        let read = opened.and_then(|private| Credentials::read(private, &url_rules));
+        let is_whole = read.is_ok();
+        let Credentials { signing, headers, client_tls, oauth } = read.unwrap_or_else(|error| {
+            tracing::error!(
+                endpoint = endpoint.key.raw(),
+                error,
+                "an endpoint's secrets cannot be used; it is not called"
+            );
+            Credentials::default()
+        });
         EndpointEntry {
             key: endpoint.key,
             lane: LaneSettings {
@@ -294,6 +289,8 @@ impl Directory {
             target: EndpointUrl::parse(&endpoint.url, &url_rules),
             shown_url: endpoint.url.into(),
             headers,
+            client_tls,
+            oauth,
             is_whole,
             signing,
         }
@@ -315,6 +312,42 @@ impl Directory {
             known.endpoints.insert(endpoint.key, Arc::clone(endpoint));
         }
         known.apps.insert(entry.application.key, Arc::clone(entry));
+    }
+}
+
+/// What is sealed in an endpoint, ready to be used.
+#[derive(Default)]
+struct Credentials {
+    signing: Vec<(SigningKey, Option<Timestamp>)>,
+    headers: HeaderMap,
+    client_tls: Option<ClientTls>,
+    oauth: Option<Oauth>,
+}
+
+impl Credentials {
+    fn read(private: Private, url_rules: &UrlRules<'_>) -> Result<Self, String> {
+        let signing = private.secrets.iter().map(|active| (SigningKey::from(&active.secret), active.expires_at));
+        // They were judged when they were set, perhaps by a version that knew of fewer.
+        let allowed = private.headers.iter().filter(|(name, _)| !is_forbidden(&name.to_ascii_lowercase()));
+        let headers = allowed.filter_map(|(name, value)| {
+            let mut header = HeaderValue::try_from(value).ok()?;
+            header.set_sensitive(is_sensitive(name));
+            Some((HeaderName::try_from(name).ok()?, header))
+        });
+        let load = |pem: &ClientPem| {
+            let identity = pem.identity.as_ref().map(|text| text.as_str());
+            ClientTls::load(identity, pem.authorities.as_deref()).map_err(|(part, flaw)| format!("{part:?}: {flaw}"))
+        };
+        let oauth = private.oauth.map(|settings| {
+            let url = EndpointUrl::parse(&settings.token_url, url_rules);
+            Oauth::new(settings, url)
+        });
+        Ok(Self {
+            signing: signing.collect(),
+            headers: headers.collect(),
+            client_tls: private.client_tls.as_ref().map(load).transpose()?,
+            oauth,
+        })
     }
 }
 
@@ -376,6 +409,19 @@ mod tests {
         known.note(Some(mine));
         assert!(known.changed_since(begun, Some(mine)));
         assert!(!known.changed_since(known.generation, Some(mine)), "a read that began after it");
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_not_left_out() {
+        let guard = AddressGuard::new(Vec::new());
+        let rules = UrlRules { https_only: false, guard: &guard };
+        let private = |identity: &str| {
+            let identity = Some(zeroize::Zeroizing::new(identity.to_owned()));
+            Private { client_tls: Some(ClientPem { identity, authorities: None }), ..Private::default() }
+        };
+        let refused = Credentials::read(private("canary"), &rules).err().expect("an endpoint without its certificate");
+        assert!(refused.contains("not PEM") && !refused.contains("canary"), "{refused}");
+        assert!(Credentials::read(Private::default(), &rules).is_ok());
     }
 
     #[test]

@@ -80,6 +80,13 @@ impl IdCodec {
         self.decode(K::KIND, id).map(K::from_raw_key)
     }
 
+    /// What this deployment is called where it must recognise itself, and nobody need know its secret.
+    pub fn deployment(&self) -> String {
+        let mut hasher = self.hasher;
+        hasher.write(b"deployment");
+        format!("{:016x}", hasher.finish128().as_u128() as u64)
+    }
+
     /// What a path names: an id of ours, or a uid. Nothing if it can be neither.
     pub fn by<K: PublicKey>(&self, text: &str) -> Option<By<K>> {
         if text.starts_with(K::KIND.prefix()) {

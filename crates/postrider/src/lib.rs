@@ -11,12 +11,14 @@ pub mod credentials;
 pub mod deployment;
 pub mod directory;
 pub mod dispatch;
+pub mod expiry;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
 pub mod ids;
 pub mod ingest;
 pub mod keyring;
+pub mod oauth;
 pub mod outbox;
 pub mod rotation;
 pub mod rules;

@@ -7,6 +7,7 @@ use crate::{
     deployment::Deployment,
     directory::Directory,
     dispatch::{Dispatch, Means},
+    expiry::Lookout,
     http::{self, Api, ApiSettings, auth::Environment, server, tls::Identity},
     ids::IdCodec,
     ingest::Ingest,
@@ -154,6 +155,14 @@ impl Server {
             directory: Arc::clone(&directory),
         };
         beside.spawn(rotation.keep(system_rng()?));
+        let lookout = Lookout {
+            store: Arc::clone(&store),
+            vault: Arc::clone(&vault),
+            ids: ids.clone(),
+            own: settings.tls.clone(),
+            clock: clock::own(),
+        };
+        beside.spawn(lookout.keep());
         let tls = identity.as_ref().map(Identity::acceptor);
         if let Some(identity) = identity {
             beside.spawn(identity.keep());

@@ -1,10 +1,12 @@
-//! Seals what must not lie open in the database: signing secrets and custom headers.
+//! Seals what must not lie open in the database: signing secrets, custom headers, client certificates and what tokens are
+//! had with.
 //!
 //! Each box has a key of its own, which lies in it under one of the deployment's keys; which one, the box says. So a
 //! deployment's key can be changed while it runs: new boxes take the new one, old ones open with the old one until they have
 //! been sealed again (`reseal`). The endpoint's key is authenticated along, so that whoever can write to the database still
 //! cannot give one endpoint the secrets of another.
 
+use crate::oauth::OauthSettings;
 use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
     aead::{Aead, Payload},
@@ -52,11 +54,34 @@ impl fmt::Display for KeyId {
 }
 
 /// What only the sender of an endpoint's messages, and its owner, may see.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Private {
     /// The current secret first, then the old ones that still sign, newest first.
     pub secrets: Vec<ActiveSecret>,
     pub headers: BTreeMap<String, String>,
+    pub client_tls: Option<ClientPem>,
+    pub oauth: Option<OauthSettings>,
+}
+
+/// What of TLS is an endpoint's own, in PEM.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientPem {
+    /// A certificate with its key, and those between it and its authority.
+    pub identity: Option<Zeroizing<String>>,
+    /// Whom the receiver's certificate must come from.
+    pub authorities: Option<String>,
+}
+
+impl Private {
+    /// There is something in it that earlier versions know nothing of.
+    fn is_more(&self) -> bool {
+        self.client_tls.is_some() || self.oauth.is_some()
+    }
+
+    /// The name under which an `authorization` header is set, however it is written.
+    pub fn authorization(&self) -> Option<(&String, &String)> {
+        self.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("authorization"))
+    }
 }
 
 #[derive(Clone, PartialEq)]
@@ -91,18 +116,21 @@ impl Vault {
 
     pub fn seal(&self, endpoint: EndpointKey, private: &Private, rng: &mut impl CryptoRng) -> Vec<u8> {
         let MasterKey { id, cipher: master } = self.keys()[0].clone();
-        let aad = associated(ENVELOPE, endpoint);
+        let form = if private.is_more() { FULLER_ENVELOPE } else { ENVELOPE };
+        let aad = associated(form, endpoint);
         let mut box_key = Zeroizing::new([0; 32]);
         rng.fill_bytes(box_key.as_mut());
         let wrapped = encrypt(&master, box_key.as_ref(), &aad, rng);
         let plain = Zeroizing::new(serde_json::to_vec(&Inside::from(private)).expect("strings and numbers serialise"));
         let sealed = encrypt(&cipher(&box_key), &plain, &aad, rng);
-        [&[ENVELOPE][..], &id.0, &wrapped, &sealed].concat()
+        [&[form][..], &id.0, &wrapped, &sealed].concat()
     }
 
     pub fn open(&self, endpoint: EndpointKey, sealed: &[u8]) -> Result<Private, VaultError> {
         let plain = match sealed.split_first() {
-            Some((&ENVELOPE, rest)) => self.open_envelope(endpoint, rest)?,
+            Some((&form @ (ENVELOPE | FULLER_ENVELOPE), rest)) => {
+                self.open_envelope(rest, &associated(form, endpoint))?
+            }
             Some((&PLAIN_BOX, rest)) => {
                 let aad = associated(PLAIN_BOX, endpoint);
                 let keys = self.keys();
@@ -117,18 +145,23 @@ impl Vault {
 
     /// Whether it is sealed with the current key.
     pub fn is_current(&self, sealed: &[u8]) -> bool {
-        matches!(sealed.split_first(), Some((&ENVELOPE, rest)) if rest.starts_with(&self.keys()[0].id.0))
+        let is_under = |rest: &[u8]| rest.starts_with(&self.keys()[0].id.0);
+        matches!(sealed.split_first(), Some((&(ENVELOPE | FULLER_ENVELOPE), rest)) if is_under(rest))
     }
 
-    fn open_envelope(&self, endpoint: EndpointKey, rest: &[u8]) -> Result<Zeroizing<Vec<u8>>, VaultError> {
+    /// Whether there may be more in it than secrets and headers, which can be told without opening it.
+    pub fn may_hold_more(sealed: &[u8]) -> bool {
+        sealed.first() == Some(&FULLER_ENVELOPE)
+    }
+
+    fn open_envelope(&self, rest: &[u8], aad: &[u8]) -> Result<Zeroizing<Vec<u8>>, VaultError> {
         let (id, rest) = rest.split_first_chunk::<4>().ok_or(VaultError::Refused)?;
         let (wrapped, sealed) = rest.split_first_chunk::<WRAPPED_BYTES>().ok_or(VaultError::Refused)?;
         let keys = self.keys();
         let master = keys.iter().find(|key| key.id.0 == *id).ok_or(VaultError::UnknownKey(KeyId(*id)))?;
-        let aad = associated(ENVELOPE, endpoint);
-        let box_key = decrypt(&master.cipher, wrapped, &aad).ok_or(VaultError::Refused)?;
+        let box_key = decrypt(&master.cipher, wrapped, aad).ok_or(VaultError::Refused)?;
         let box_key = <&[u8; 32]>::try_from(box_key.as_slice()).map_err(|_| VaultError::Refused)?;
-        decrypt(&cipher(box_key), sealed, &aad).ok_or(VaultError::Refused)
+        decrypt(&cipher(box_key), sealed, aad).ok_or(VaultError::Refused)
     }
 
     fn keys(&self) -> RwLockReadGuard<'_, Vec<MasterKey>> {
@@ -176,6 +209,10 @@ impl fmt::Debug for ActiveSecret {
 struct Inside<'a> {
     secrets: Vec<SecretInside>,
     headers: Cow<'a, BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    client_tls: Option<Cow<'a, ClientPem>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    oauth: Option<Cow<'a, OauthSettings>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -201,7 +238,13 @@ impl<'a> From<&'a Private> for Inside<'a> {
                 expires_at: active.expires_at.map(Timestamp::as_millis),
             })
             .collect();
-        Self { secrets, headers: Cow::Borrowed(&private.headers) }
+        let (client_tls, oauth) = (private.client_tls.as_ref(), private.oauth.as_ref());
+        Self {
+            secrets,
+            headers: Cow::Borrowed(&private.headers),
+            client_tls: client_tls.map(Cow::Borrowed),
+            oauth: oauth.map(Cow::Borrowed),
+        }
     }
 }
 
@@ -215,7 +258,12 @@ impl Inside<'_> {
                 Some(ActiveSecret { secret, expires_at: inside.expires_at.map(Timestamp::from_millis) })
             })
             .collect::<Option<_>>()?;
-        Some(Private { secrets, headers: self.headers.into_owned() })
+        Some(Private {
+            secrets,
+            headers: self.headers.into_owned(),
+            client_tls: self.client_tls.map(Cow::into_owned),
+            oauth: self.oauth.map(Cow::into_owned),
+        })
     }
 }
 
@@ -229,6 +277,9 @@ fn associated(form: u8, endpoint: EndpointKey) -> [u8; 9] {
 const PLAIN_BOX: u8 = 1;
 /// The name of a key of the deployment; under it, the box's own key; under that, JSON.
 const ENVELOPE: u8 = 2;
+/// The same, with more in it than secrets and headers. Whoever knows nothing of that must not open it and call the endpoint
+/// without.
+const FULLER_ENVELOPE: u8 = 3;
 const NONCE_BYTES: usize = 24;
 /// A nonce, a key and the tag.
 const WRAPPED_BYTES: usize = NONCE_BYTES + 32 + 16;
@@ -250,7 +301,24 @@ mod tests {
                 ActiveSecret { secret, expires_at: Some(Timestamp::from_millis(5)) },
             ],
             headers: BTreeMap::from([("authorization".into(), header.into())]),
+            ..Private::default()
         }
+    }
+
+    #[test]
+    fn what_earlier_versions_do_not_know_they_cannot_open() {
+        let identity = Some(Zeroizing::new("canary".to_owned()));
+        let plain = private(&[7; 32], "x");
+        let more = Private { client_tls: Some(ClientPem { identity, authorities: None }), ..plain.clone() };
+        let (vault, mut rng) = (Vault::new(&[[1; 32]]), ChaCha20Rng::seed_from_u64(1));
+        let (less, more_sealed) = (vault.seal(ENDPOINT, &plain, &mut rng), vault.seal(ENDPOINT, &more, &mut rng));
+        assert_eq!((less[0], more_sealed[0]), (ENVELOPE, FULLER_ENVELOPE));
+        assert!(!Vault::may_hold_more(&less) && Vault::may_hold_more(&more_sealed));
+        assert!(vault.is_current(&more_sealed));
+        assert!(vault.open(ENDPOINT, &more_sealed).unwrap() == more);
+        let disguised = [&[ENVELOPE][..], &more_sealed[1..]].concat();
+        assert_eq!(vault.open(ENDPOINT, &disguised), Err(VaultError::Refused));
+        assert!(!more_sealed.windows(6).any(|word| word == b"canary"));
     }
 
     #[test]

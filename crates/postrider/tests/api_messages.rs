@@ -116,7 +116,7 @@ impl Bench {
     async fn endpoint(&self, app: AppKey, disabled: bool) -> EndpointKey {
         let now = clock::now();
         let key = EndpointKey::new(self.api.store.mint(now).await.unwrap());
-        let private = Private { secrets: Vec::new(), headers: BTreeMap::new() };
+        let private = Private::default();
         let endpoint = Endpoint {
             key,
             app,
@@ -451,7 +451,7 @@ async fn a_stored_header_that_may_not_be_set_any_more_is_not_sent() {
     let stored = bench.api.store.endpoint(app, postrider_store::By::Key(key)).await.unwrap().expect("it was made");
     let headers = [("Host", "elsewhere"), ("transfer-encoding", "chunked"), ("webhook-id", "x"), ("X-Mine", "1")];
     let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let private = Private { secrets: Vec::new(), headers };
+    let private = Private { headers, ..Private::default() };
     let sealed = bench.api.vault.seal(key, &private, &mut StdRng::seed_from_u64(2));
     let version = stored.version;
     let endpoint = Endpoint { sealed, version: version + 1, ..stored };

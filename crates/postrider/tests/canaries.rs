@@ -27,10 +27,25 @@ async fn no_secret_is_found_where_it_does_not_belong() {
     world.endpoint("/plain", json!({"url": url, "secret": secret_text, "headers": headers})).await;
     world.endpoint("/pair", json!({"secret": private.reveal()})).await;
     world.post("endpoint/plain/secret/rotate", json!({"key": new_text})).await;
+    let (password, client_secret, access) =
+        ("canary-in-a-url", "canary-of-an-oauth-client", "canary-of-an-access-token");
+    let key_pair = rcgen::KeyPair::generate().expect("a key");
+    let certificate = rcgen::CertificateParams::new(Vec::new()).expect("no names").self_signed(&key_pair);
+    let identity = format!("{}{}", certificate.expect("a key of its own").pem(), key_pair.serialize_pem());
+    // What the parser of PEM takes out of it: the lines between its first and its last.
+    let key_pem = key_pair.serialize_pem();
+    let client_key = key_pem.lines().nth(1).expect("a line of base64").as_bytes();
+    plant(&mut world, password, client_secret, access, &identity).await;
     let message = world.send("a.b").await;
     let (end, attempts) = world.end(&message, "plain").await;
     assert_eq!(end, "fail");
     world.receiver.wait_for("/pair", 1).await;
+    for endpoint in ["named", "tokened"] {
+        let (end, attempts) = world.end(&message, endpoint).await;
+        assert_eq!(end, "fail");
+        let said = attempts[0]["response"].as_str().expect("an answer").replace("***", "");
+        assert_eq!(said, "you said: ", "{attempts:?}");
+    }
 
     let mut shown = vec![("an attempt".to_owned(), Value::from(attempts.clone()).to_string().into_bytes())];
     assert!(attempts[0]["response"].as_str().unwrap().contains("you said: Bearer ***, and ***"), "{attempts:?}");
@@ -41,14 +56,41 @@ async fn no_secret_is_found_where_it_does_not_belong() {
         ("endpoint", json!({"url": "https://example.com", "secret": {"is": secret_text}})),
         ("endpoint/plain/secret/rotate", json!({"key": format!("whsk_{}", BASE64_STANDARD.encode(new))})),
         ("endpoint/plain/secret/rotate", json!({"key": new_text, "gracePeriodSeconds": -1})),
+        ("endpoint", json!({"url": format!("https://me:{password}@10.0.0.1/")})),
+        (
+            "endpoint",
+            json!({"url": format!("https://me:{password}@example.com"), "headers": {"authorization": header}}),
+        ),
+        ("PUT endpoint/certified/mtls", json!({"identity": identity, "ca": identity})),
+        ("PUT endpoint/certified/mtls", json!({"identity": format!("{identity}-----BEGIN X-----")})),
+        ("PUT endpoint/certified/mtls", json!({"identity": {"is": identity}})),
+        ("PUT endpoint/tokened/oauth", json!({"clientSecret": client_secret})),
+        (
+            "PUT endpoint/tokened/oauth",
+            json!({"grantType": "refreshToken", "authMethod": "clientSecretBasic",
+            "clientId": "us", "refreshToken": client_secret, "tokenUrl": format!("https://me:{password}@example.com")}),
+        ),
     ] {
-        let (status, answer) = world.post(path, body).await;
+        let (method, path) = path.strip_prefix("PUT ").map_or((Method::POST, path), |path| (Method::PUT, path));
+        let (status, answer) = world.call(method, path, body).await;
         assert_eq!(status, 422, "{answer}");
         shown.push((format!("the refusal of {path}"), answer.to_string().into_bytes()));
     }
-    for path in
-        ["", "endpoint", "endpoint/plain", "endpoint/plain/headers", "endpoint/plain/health", "msg", "dead-letter"]
-    {
+    for path in [
+        "",
+        "endpoint",
+        "endpoint/plain",
+        "endpoint/plain/headers",
+        "endpoint/plain/health",
+        "endpoint/named",
+        "endpoint/named/headers",
+        "endpoint/tokened/oauth",
+        "endpoint/certified/mtls",
+        "attempt/endpoint/named",
+        "attempt/endpoint/tokened",
+        "msg",
+        "dead-letter",
+    ] {
         let (_, answer) = world.call(Method::GET, path, Value::Null).await;
         shown.push((format!("GET {path}"), answer.to_string().into_bytes()));
     }
@@ -69,7 +111,11 @@ async fn no_secret_is_found_where_it_does_not_belong() {
     assert!(log.windows(5).any(|word| word == b"DEBUG"), "the log says little");
     shown.push(("the log".to_owned(), log));
 
-    let sealed: [(&str, &[u8]); 6] = [
+    let sealed: [(&str, &[u8]); 10] = [
+        ("a password in a URL", password.as_bytes()),
+        ("the secret of an OAuth client", client_secret.as_bytes()),
+        ("an access token", access.as_bytes()),
+        ("a client's key", client_key),
         ("a secret", secret),
         ("a newer secret", new),
         ("a private key", &pair),
@@ -92,6 +138,28 @@ async fn no_secret_is_found_where_it_does_not_belong() {
             assert!(!found(&bytes, canary), "{name} in {}", path.display());
         }
     }
+}
+
+/// An endpoint with a password in its URL, one that wants tokens, and one that wants a certificate. The first two send back
+/// what they are sent.
+async fn plant(world: &mut World, password: &str, client_secret: &str, token: &str, identity: &str) {
+    let basic = BASE64_STANDARD.encode(format!("me:{password}"));
+    for (path, echo) in [("/named", format!("{basic}{password}")), ("/tokened", token.to_owned())] {
+        let body = format!("you said: {echo}").into();
+        world.receiver.always(path, Answer::Full { status: 500, headers: Vec::new(), body });
+    }
+    let granted = json!({"access_token": token, "token_type": "Bearer", "note": client_secret}).to_string();
+    world.receiver.always("/token", Answer::Full { status: 200, headers: Vec::new(), body: granted.into() });
+    let address = world.receiver.address();
+    world.endpoint("/named", json!({"url": format!("http://me:{password}@{address}/named")})).await;
+    world.endpoint("/tokened", json!({"disabled": true})).await;
+    let oauth = json!({"grantType": "clientCredentials", "authMethod": "clientSecretPost", "clientId": "us",
+        "clientSecret": client_secret, "tokenUrl": world.receiver.url("/token")});
+    assert_eq!(world.call(Method::PUT, "endpoint/tokened/oauth", oauth).await.0, 204);
+    world.call(Method::PATCH, "endpoint/tokened", json!({"disabled": false})).await;
+    // Nothing is sent to this one.
+    world.endpoint("/certified", json!({"url": "https://example.com/hook", "channels": ["nobody"]})).await;
+    assert_eq!(world.call(Method::PUT, "endpoint/certified/mtls", json!({"identity": identity})).await.0, 204);
 }
 
 fn shared(bytes: &[u8]) -> String {

@@ -214,6 +214,7 @@ async fn post(transport: &Transport, url: &EndpointUrl, go_to: Option<&str>) -> 
             timeouts: TIMEOUTS,
             redirects_max: 5,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await
 }

@@ -2,6 +2,8 @@
 
 mod support;
 
+use http::Method;
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use std::process::{Command, Output};
 use support::{eventually, world::World};
@@ -13,6 +15,22 @@ async fn a_new_key_takes_over_and_the_old_one_can_be_forgotten() {
     for number in 0..ENDPOINTS {
         world.endpoint(&format!("/{number}"), json!({"secret": secret, "headers": {"authorization": "x"}})).await;
     }
+    // Nothing is sent to these two.
+    let (identity, ca) = identity();
+    for (uid, what, body) in [
+        ("certified", "mtls", json!({"identity": identity, "ca": ca})),
+        (
+            "tokened",
+            "oauth",
+            json!({"grantType": "clientCredentials", "authMethod": "clientSecretBasic", "clientId": "us",
+                "clientSecret": "secret", "tokenUrl": "https://example.com/token"}),
+        ),
+    ] {
+        let url = "https://example.com/hook";
+        world.endpoint(&format!("/{uid}"), json!({"url": url, "channels": ["nobody"]})).await;
+        assert_eq!(world.call(Method::PUT, &format!("endpoint/{uid}/{what}"), body).await.0, 204);
+    }
+    let shown = (world.get("endpoint/certified/mtls").await, world.get("endpoint/tokened/oauth").await);
     let first = keys(&world, "list");
     assert!(!keys(&world, "promote").status.success(), "there is nothing to promote");
     assert!(keys(&world, "rotate").status.success());
@@ -32,9 +50,17 @@ async fn a_new_key_takes_over_and_the_old_one_can_be_forgotten() {
     for number in 0..ENDPOINTS {
         assert_eq!(world.get(&format!("endpoint/{number}/secret")).await["key"], secret);
     }
+    assert_eq!((world.get("endpoint/certified/mtls").await, world.get("endpoint/tokened/oauth").await), shown);
     world.send("a.b").await;
     let arrival = world.receiver.wait_for("/7", 1).await.remove(0);
     assert_eq!(arrival.header("authorization"), "x");
+}
+
+fn identity() -> (String, String) {
+    let key = KeyPair::generate().expect("a key");
+    let certificate =
+        CertificateParams::new(Vec::new()).expect("no names").self_signed(&key).expect("a key of its own");
+    (format!("{}{}", certificate.pem(), key.serialize_pem()), certificate.pem())
 }
 
 async fn logged(world: &World, words: &str) {

@@ -1036,7 +1036,7 @@ async fn refusals_can_be_read_by_the_sdk(store: StoreKind) {
     ] {
         assert_eq!(refused(world.svix.message().create(app.clone(), wanted, None).await), (422, loc.to_owned()));
     }
-    for url in ["", "example.com", "http://user:password@example.com/", "http://10.0.0.1/", "http://[::1]/"] {
+    for url in ["", "example.com", "http://user:password@10.0.0.1/", "http://10.0.0.1/", "http://[::1]/"] {
         let answer = world.svix.endpoint().create(app.clone(), EndpointIn::new(url.to_owned()), None).await;
         assert_eq!(refused(answer), (422, "body.url".to_owned()), "{url}");
     }

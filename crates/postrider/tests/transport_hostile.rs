@@ -145,6 +145,7 @@ async fn a_receiver_that_never_reads_is_left_at_the_deadline() {
             timeouts: TIMEOUTS,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Late);
@@ -169,6 +170,7 @@ async fn an_early_refusal_of_a_large_body_is_heard() {
             timeouts: TIMEOUTS,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await;
     assert_eq!(seen(&exchange), Seen::Status(413));
@@ -288,6 +290,7 @@ async fn post(transport: &Transport, receiver: SocketAddr) -> Exchange {
             timeouts: TIMEOUTS,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await
 }

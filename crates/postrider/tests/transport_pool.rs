@@ -144,6 +144,7 @@ async fn the_framing_is_ours() {
             timeouts: TIMEOUTS,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await;
     assert_eq!(status(&exchange), Some(200), "{exchange:?}");
@@ -271,17 +272,19 @@ async fn a_tls_failure_says_which() {
     future.not_before = date_time_ymd(4000, 1, 1);
     let mut self_signed = Authority::params("localhost");
     self_signed.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    for (identity, expected) in [
-        (authority.leaf("other.example"), TlsFault::WrongHost),
-        (unknown.leaf("localhost"), TlsFault::UnknownIssuer),
-        (authority.sign(expired), TlsFault::Expired),
-        (authority.sign(future), TlsFault::NotYetValid),
-        (Identity::self_signed(self_signed), TlsFault::UnknownIssuer),
-        (Identity::self_signed(Authority::params("localhost")), TlsFault::UnknownIssuer),
+    for (identity, expected, words) in [
+        (authority.leaf("other.example"), TlsFault::WrongHost, "is for another host"),
+        (unknown.leaf("localhost"), TlsFault::UnknownIssuer, "an authority we do not know"),
+        (authority.sign(expired), TlsFault::Expired, "has expired"),
+        (authority.sign(future), TlsFault::NotYetValid, "is not valid yet"),
+        (Identity::self_signed(self_signed), TlsFault::UnknownIssuer, "is self-signed"),
+        (Identity::self_signed(Authority::params("localhost")), TlsFault::UnknownIssuer, "an authority we do not know"),
     ] {
         let receiver = Receiver::tls(identity, &[b"http/1.1"]).await;
         let exchange = post(&transport_trusting(&authority), &receiver.url("https", "localhost")).await;
         assert_eq!(exchange.outcome, Outcome::Failed(Fault::Tls(expected)), "{:?}", exchange.detail);
+        let said = exchange.detail.expect("a reason");
+        assert!(said.contains(words), "{words}: {said}");
     }
 }
 
@@ -316,6 +319,7 @@ async fn a_handshake_that_stalls_ends_at_the_connect_timeout() {
             timeouts: Timeouts { connect: Duration::from_millis(100), ..TIMEOUTS },
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await;
     assert_eq!(exchange.outcome, Outcome::Failed(Fault::Timeout(TimeoutPhase::Connect)));
@@ -409,6 +413,7 @@ async fn a_redirect_to_a_name_with_a_forbidden_address_is_not_followed() {
                 timeouts: TIMEOUTS,
                 redirects_max: 5,
                 kept_across_hosts: &[],
+                tls: None,
             })
             .await;
         let seen = match exchange.outcome {
@@ -468,6 +473,7 @@ async fn post(transport: &Transport, url: &EndpointUrl) -> Exchange {
             timeouts: TIMEOUTS,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await
 }

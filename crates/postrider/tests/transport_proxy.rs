@@ -144,6 +144,7 @@ async fn post(transport: &Transport, url: &str) -> Exchange {
             timeouts,
             redirects_max: 0,
             kept_across_hosts: &[],
+            tls: None,
         })
         .await
 }

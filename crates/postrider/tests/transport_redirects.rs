@@ -367,6 +367,7 @@ impl Post {
                 timeouts: TIMEOUTS,
                 redirects_max: self.redirects_max,
                 kept_across_hosts: &KEPT.map(HeaderName::from_static),
+                tls: None,
             })
             .await
     }

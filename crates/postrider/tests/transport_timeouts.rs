@@ -172,6 +172,7 @@ impl Receiver {
                 timeouts,
                 redirects_max: REDIRECTS_MAX,
                 kept_across_hosts: &[],
+                tls: None,
             })
             .await
     }

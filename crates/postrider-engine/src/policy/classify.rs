@@ -46,6 +46,8 @@ pub enum Rule {
     AbortAsked,
     /// More redirects than are followed, or one that must not be.
     RedirectRefused,
+    /// No access token could be had, and without one the receiver is not called.
+    NoToken,
 }
 
 pub fn classify(outcome: &Outcome, overrides: &Overrides) -> (Class, Rule) {
@@ -122,6 +124,7 @@ fn classify_fault(fault: &Fault) -> (Class, Rule) {
         }
         Fault::Protocol(_) => (Class::Transient, Rule::NotHttp),
         Fault::LocalResource => (Class::Transient, Rule::LocalResource),
+        Fault::NoToken => (Class::Transient, Rule::NoToken),
     }
 }
 
@@ -169,6 +172,7 @@ mod tests {
             Fault::Reset,
             Fault::Protocol("not HTTP"),
             Fault::LocalResource,
+            Fault::NoToken,
         ];
         others.into_iter().chain(tls.map(Fault::Tls)).chain(timeouts.map(Fault::Timeout)).collect()
     }

@@ -84,6 +84,7 @@ codes!(Rule, rule_code, rule_of, {
     Override = 17,
     AbortAsked = 18,
     RedirectRefused = 19,
+    NoToken = 20,
 });
 
 codes!(DeathReason, death_code, death_of, {

@@ -9,10 +9,12 @@ use crate::{
     clock,
     config::{OutboxSettings, Settings},
     deployment::{VAULT_CHECK, check, postgres_options, read_ca},
+    expiry::{self, Soon},
     keyring::{Keyring, KeyringError},
     vault::Vault,
 };
 use anyhow::anyhow;
+use postrider_engine::Timestamp;
 use postrider_store::{
     Shard,
     doctor::{Finding, Verdict},
@@ -94,6 +96,9 @@ impl Report {
         let folder = &settings.data;
         self.add(writable(folder))?;
         self.add(room(folder))?;
+        if let Some(files) = &settings.tls {
+            self.add(certificate(&files.certificate, clock::now()))?;
+        }
         match &settings.database_url {
             None => {
                 let noted = sqlite::note(folder, VAULT_CHECK).map_err(|error| error.to_string());
@@ -129,10 +134,13 @@ impl Report {
         if token.is_none() {
             return Ok(());
         }
-        self.add(match client.metrics().await {
-            Ok(metrics) => counted(&metrics),
-            Err(error) => Finding::problem(METRICS, format!("{error:#}")),
-        })
+        match client.metrics().await {
+            Ok(metrics) => {
+                self.add(counted(&metrics))?;
+                expiring(&metrics).map_or(Ok(()), |finding| self.add(finding))
+            }
+            Err(error) => self.add(Finding::problem(METRICS, format!("{error:#}"))),
+        }
     }
 }
 
@@ -236,6 +244,48 @@ fn counted(metrics: &str) -> Finding {
     Finding::fine(METRICS, format!("{waiting} deliveries wait, {dead} dead letters{part}"))
 }
 
+/// Client certificates of endpoints, which the server looks at once a day. `None`: nothing is known of any.
+fn expiring(metrics: &str) -> Option<Finding> {
+    let count = |soon: Soon| {
+        let name = format!("postrider_client_certificates_expiring{{within=\"{}\"}} ", soon.name());
+        metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok())
+    };
+    let counts: Vec<(Soon, f64)> = Soon::ALL.into_iter().filter_map(|soon| Some((soon, count(soon)?))).collect();
+    let said: Vec<String> = counts
+        .iter()
+        .filter(|(_, count)| *count > 0.0)
+        .map(|(soon, count)| format!("{count}: {}", soon.words()))
+        .collect();
+    match (counts.is_empty(), said.is_empty()) {
+        (true, _) => None,
+        (false, true) => Some(Finding::fine(CLIENTS, "none of the endpoints' certificates expires within thirty days")),
+        (false, false) => {
+            let words = format!("of the endpoints' certificates, {}; the log says whose they are", said.join(", "));
+            Some(Finding::warning(CLIENTS, words))
+        }
+    }
+}
+
+/// What the API is served with.
+fn certificate(file: &Path, now: Timestamp) -> Finding {
+    let pem = match std::fs::read(file) {
+        Ok(pem) => pem,
+        Err(error) => return Finding::problem(TLS, format!("{}: {error}", shown(file))),
+    };
+    let Some(facts) = expiry::first_to_end(&pem) else {
+        return Finding::problem(TLS, format!("{} holds no certificate that can be read", shown(file)));
+    };
+    match expiry::soon(facts.not_after, now) {
+        None => Finding::fine(TLS, format!("the certificate in {} holds for more than thirty days", shown(file))),
+        Some(Soon::Expired) => {
+            Finding::problem(TLS, format!("the certificate in {} has expired; renew it", shown(file)))
+        }
+        Some(soon) => {
+            Finding::warning(TLS, format!("the certificate in {} {}; renew it in time", shown(file), soon.words()))
+        }
+    }
+}
+
 fn shown(path: &Path) -> String {
     path.display().to_string()
 }
@@ -247,6 +297,8 @@ const KEYS: &str = "keys";
 const OUTBOX: &str = "outbox";
 const RUNNING: &str = "api";
 const METRICS: &str = "metrics";
+const TLS: &str = "tls";
+const CLIENTS: &str = "certificates";
 
 const WORDS_MAX: usize = 1_000;
 /// Long enough for some gigabytes. The log of a running server grows meanwhile.
@@ -286,6 +338,38 @@ mod tests {
         ] {
             assert_eq!(judge_outbox("shop", standing).verdict, verdict, "{standing:?}");
         }
+    }
+
+    #[test]
+    fn a_certificate_is_judged_by_how_long_it_holds() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("certificate");
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(2026, 3, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(&file, params.self_signed(&key).unwrap().pem()).unwrap();
+        let march = 1_772_323_200_000;
+        for (days, verdict) in
+            [(31, Verdict::Fine), (29, Verdict::Warning), (1, Verdict::Warning), (0, Verdict::Problem)]
+        {
+            let now = Timestamp::from_millis(march - days * 86_400_000);
+            assert_eq!(certificate(&file, now).verdict, verdict, "{days} days before");
+        }
+        assert_eq!(certificate(&folder.path().join("none"), Timestamp::from_millis(0)).verdict, Verdict::Problem);
+        std::fs::write(&file, "nothing").unwrap();
+        assert_eq!(certificate(&file, Timestamp::from_millis(0)).verdict, Verdict::Problem);
+    }
+
+    #[test]
+    fn certificates_of_endpoints_are_read_from_the_metrics() {
+        let line =
+            |within: &str, count| format!("postrider_client_certificates_expiring{{within=\"{within}\"}} {count}\n");
+        assert!(expiring("postrider_dead_letters 3\n").is_none());
+        let none = expiring(&(line("expired", 0) + &line("week", 0))).expect("something is known");
+        assert_eq!(none.verdict, Verdict::Fine);
+        let some = expiring(&(line("expired", 1) + &line("week", 2) + &line("month", 0))).expect("something is known");
+        assert_eq!(some.verdict, Verdict::Warning);
+        assert!(some.words.contains("1: has expired, 2: expires within a week;"), "{}", some.words);
     }
 
     #[test]

@@ -4,13 +4,16 @@ use crate::{
     clock::Clock,
     directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
+    oauth::{self, Bearers, Oauth},
     transport::{Exchange, Post, Request},
 };
+use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use postrider_engine::{
     Answer, Outcome, Timestamp, Trigger,
     lanes::{Held, Parcel},
+    outcome::Timeouts,
     planted::{Bug, planted},
     policy::{self, Class, DeathReason, Next, Rule, Rules, SignatureForm, SignatureStyle, Verdict},
 };
@@ -18,11 +21,12 @@ use postrider_signature::{
     SVIX_HEADERS, SigningKey, WEBHOOK_HEADERS, github_header, scheme_header, sign, stripe_header,
 };
 use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure, step};
-use rand::rngs::StdRng;
+use rand::{RngExt, rngs::StdRng};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
+use tokio::time::Instant;
 
 pub type Cargo = Arc<Letter>;
 
@@ -32,8 +36,12 @@ const ATTEMPT_HEADER: &str = "webhook-attempt";
 /// Which number the message has among those of its ordering key, or of a FIFO endpoint: counted from 1, without gaps.
 const SEQUENCE_HEADER: &str = "webhook-sequence";
 
+/// Whose delivery it is. A request for a new message that bears our own is one of ours that came back.
+pub const LOOP_HEADER: HeaderName = HeaderName::from_static("postrider-loop");
+
 /// What a redirect to another host takes along: nothing that is the endpoint's own, and no signature.
-const KEPT_ACROSS_HOSTS: [HeaderName; 8] = [
+const KEPT_ACROSS_HOSTS: [HeaderName; 9] = [
+    LOOP_HEADER,
     HeaderName::from_static(WEBHOOK_HEADERS.id),
     HeaderName::from_static(WEBHOOK_HEADERS.timestamp),
     HeaderName::from_static(SVIX_HEADERS.id),
@@ -53,6 +61,8 @@ pub struct Carrier {
     clock: Clock,
     rng: Mutex<StdRng>,
     meters: Meters,
+    bearers: Bearers,
+    deployment: HeaderValue,
 }
 
 impl Carrier {
@@ -64,7 +74,9 @@ impl Carrier {
         clock: Clock,
         rng: StdRng,
     ) -> Self {
-        Self { store, directory, post, ids, clock, rng: Mutex::new(rng), meters: Meters::new() }
+        let deployment = HeaderValue::try_from(ids.deployment()).expect("digits fit in a header");
+        let (rng, meters, bearers) = (Mutex::new(rng), Meters::new(), Bearers::default());
+        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment }
     }
 
     /// Tries once, and says what becomes of the delivery.
@@ -135,18 +147,58 @@ impl Carrier {
         match &endpoint.target {
             Ok(url) => {
                 let headers = self.headers(endpoint, parcel, &body, now);
-                self.post
-                    .post(Request {
-                        url,
-                        headers,
-                        body,
-                        timeouts: rules.timeouts,
-                        redirects_max: rules.redirects_max,
-                        kept_across_hosts: &KEPT_ACROSS_HOSTS,
-                    })
-                    .await
+                let request = Request {
+                    url,
+                    headers,
+                    body,
+                    timeouts: rules.timeouts,
+                    redirects_max: rules.redirects_max,
+                    kept_across_hosts: &KEPT_ACROSS_HOSTS,
+                    tls: endpoint.client_tls.as_ref(),
+                };
+                match &endpoint.oauth {
+                    None => self.post.post(request).await,
+                    Some(oauth) => self.exchange_with_token(endpoint, oauth, request, now).await,
+                }
             }
             Err(_) => Exchange::forbidden(),
+        }
+    }
+
+    /// Never without a token. One that was kept and is refused may have been revoked, and is asked for anew, once. All of it
+    /// is one attempt, and has one deadline.
+    async fn exchange_with_token(
+        &self,
+        endpoint: &EndpointEntry,
+        oauth: &Oauth,
+        request: Request<'_>,
+        now: Timestamp,
+    ) -> Exchange {
+        let (started, timeouts) = (Instant::now(), request.timeouts);
+        let mut is_repeated = false;
+        loop {
+            let nonce = self.rng.lock().unwrap_or_else(PoisonError::into_inner).random();
+            let left = || Timeouts { total: timeouts.total.saturating_sub(started.elapsed()), ..timeouts };
+            let means = oauth::Means { post: &*self.post, timeouts: left(), now, nonce };
+            let bearer = match self.bearers.bearer(endpoint.key, oauth, means).await {
+                Ok(bearer) => bearer,
+                Err(missing) => return missing.into_exchange(started.elapsed()),
+            };
+            let (mut headers, body) = (request.headers.clone(), request.body.clone());
+            headers.insert(header::AUTHORIZATION, bearer.header.clone());
+            let mut exchange = self.post.post(Request { headers, body, timeouts: left(), ..request }).await;
+            let is_refused = matches!(&exchange.outcome, Outcome::Answered(Answer { status: 401, .. }));
+            // Another's refusal says nothing about it: it was not shown there.
+            if is_refused && exchange.final_url.is_none() {
+                self.bearers.was_refused(endpoint.key, oauth, &bearer).await;
+                if !bearer.is_new && !is_repeated {
+                    is_repeated = true;
+                    continue;
+                }
+            }
+            exchange.duration = started.elapsed();
+            exchange.body = redacted(&exchange.body, [&bearer.header]);
+            return exchange;
         }
     }
 
@@ -160,7 +212,7 @@ impl Carrier {
         let (id, signature) = (own(id), own(signature));
 
         let mut headers = endpoint.headers.clone();
-        headers.reserve(10);
+        headers.reserve(11);
         for names in [WEBHOOK_HEADERS, SVIX_HEADERS] {
             headers.insert(HeaderName::from_static(names.id), id.clone());
             headers.insert(HeaderName::from_static(names.timestamp), HeaderValue::from(timestamp));
@@ -181,6 +233,7 @@ impl Carrier {
                 }
             }
         }
+        headers.insert(LOOP_HEADER, self.deployment.clone());
         headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));
         let sequence = parcel.cargo.sequences.iter().find(|(endpoint, _)| *endpoint == parcel.id.endpoint);
         if let Some((_, number)) = sequence {
@@ -321,16 +374,19 @@ impl Sent<'_> {
             (Outcome::Answered(Answer { location: Some(location), status, .. }), Rule::RedirectRefused) => {
                 Bytes::from(format!("{status}: this redirect is not followed; it points to {location}"))
             }
-            (Outcome::Answered(_), _) => redacted(&self.exchange.body, self.headers),
+            (Outcome::Answered(_), _) => redacted(&self.exchange.body, self.headers.values()),
             (Outcome::Failed(_), _) => self.exchange.detail.clone().map(Bytes::from).unwrap_or_default(),
         }
     }
 }
 
 /// A receiver may send back what it was sent, and more people see answers than credentials.
-fn redacted(body: &Bytes, headers: &HeaderMap) -> Bytes {
-    let credentials = headers.values().filter(|value| value.is_sensitive());
-    let words = credentials.flat_map(|value| value.as_bytes().split(|byte| *byte == b' '));
+fn redacted<'h>(body: &Bytes, headers: impl IntoIterator<Item = &'h HeaderValue>) -> Bytes {
+    let credentials = headers.into_iter().filter(|value| value.is_sensitive());
+    let words = credentials.flat_map(|value| {
+        let words = value.as_bytes().split(|byte| *byte == b' ').map(<[u8]>::to_vec);
+        words.chain(password(value.as_bytes()))
+    });
     let mut body = body.clone();
     for word in words.filter(|word| word.len() >= CREDENTIAL_LEN_MIN) {
         while let Some(at) = body.windows(word.len()).position(|window| window == word) {
@@ -338,6 +394,13 @@ fn redacted(body: &Bytes, headers: &HeaderMap) -> Bytes {
         }
     }
     body
+}
+
+/// That a receiver reads out of `Basic ...`.
+fn password(header: &[u8]) -> Option<Vec<u8>> {
+    let both = BASE64_STANDARD.decode(header.strip_prefix(b"Basic ")?).ok()?;
+    let colon = both.iter().position(|byte| *byte == b':')?;
+    Some(both[colon + 1..].to_vec())
 }
 
 const REDACTED: &[u8] = b"***";

@@ -23,6 +23,7 @@ use crate::{
     tasks::Tasks,
     transport::Post,
 };
+pub use delivery::LOOP_HEADER;
 use delivery::{Cargo, Carrier, Leave, Settled};
 use found::Found;
 use notices::Notices;

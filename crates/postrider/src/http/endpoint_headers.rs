@@ -161,7 +161,14 @@ async fn write(
     app: &InApp,
     change: impl Fn(BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Error>,
 ) -> Result<StatusCode, Error> {
-    let change = |private: Private| Ok(Private { headers: change(private.headers)?, ..private });
+    let change = |private: Private| {
+        let new = Private { headers: change(private.headers)?, ..private };
+        if new.oauth.is_some() && new.authorization().is_some() {
+            let why = "cannot be set: the endpoint is called with OAuth tokens";
+            return Err(Error::invalid(["headers", "authorization"], why));
+        }
+        Ok(new)
+    };
     match reseal(api, app, change, None).await {
         Ok(()) | Err(PutOutcome::Repeated) => Ok(StatusCode::NO_CONTENT),
         Err(PutOutcome::Failed(fault)) => Err(fault),

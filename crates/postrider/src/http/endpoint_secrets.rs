@@ -142,7 +142,6 @@ const OLD_SECRETS_MAX: usize = 10;
 mod tests {
     use super::*;
     use postrider_signature::Secret;
-    use std::collections::BTreeMap;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
     const GRACE: Duration = Duration::from_secs(60);
@@ -152,7 +151,7 @@ mod tests {
     }
 
     fn private() -> Private {
-        Private { secrets: vec![ActiveSecret { secret: secret(0), expires_at: None }], headers: BTreeMap::new() }
+        Private { secrets: vec![ActiveSecret { secret: secret(0), expires_at: None }], ..Private::default() }
     }
 
     #[test]

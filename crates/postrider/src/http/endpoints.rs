@@ -18,8 +18,8 @@ use crate::{
     ids::IdCodec,
     rules::Rules,
     tokens::Capability,
-    transport::url::{EndpointUrl, UrlRules},
-    vault::{ActiveSecret, Private},
+    transport::url::{EndpointUrl, UrlCredentials, UrlRules},
+    vault::{ActiveSecret, Private, Vault},
 };
 use axum::{extract::State, response::Response};
 use http::StatusCode;
@@ -217,6 +217,8 @@ impl std::fmt::Debug for SecretIn {
 #[derive(Clone, Debug, PartialEq)]
 struct Wanted {
     url: String,
+    /// What the URL held besides.
+    credentials: Option<UrlCredentials>,
     uid: Option<String>,
     description: String,
     disabled: bool,
@@ -233,8 +235,10 @@ impl EndpointUpsertIn {
         let own_rules = self.take_rules();
         let event_types = either(("eventTypes", self.event_types), ("filterTypes", self.filter_types))?;
         let rate = either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?;
+        let (url, credentials) = read_url(&self.url, rules)?;
         Ok(Wanted {
-            url: read_url(&self.url, rules)?,
+            url,
+            credentials,
             uid: self.uid.map(|uid| uid.0),
             description: self.description.map(|text| text.0).unwrap_or_default(),
             disabled: self.disabled.unwrap_or(false),
@@ -273,11 +277,22 @@ impl EndpointIn {
             ..EndpointUpsertIn::default()
         };
         let wanted = Wanted { rules: own_rules, ..rest.wanted(rules)? };
-        Ok((wanted, Private { secrets: vec![ActiveSecret { secret, expires_at: None }], headers }))
+        let secrets = vec![ActiveSecret { secret, expires_at: None }];
+        let mut private = Private { secrets, headers, ..Private::default() };
+        // Both in one request: which of them is meant cannot be known, not even if the other is of the same kind.
+        if wanted.credentials.is_some() && private.authorization().is_some() {
+            return Err(two_credentials());
+        }
+        wanted.take_credentials(&mut private)?;
+        Ok((wanted, private))
     }
 }
 
 impl Wanted {
+    fn take_credentials(&self, private: &mut Private) -> Result<(), Error> {
+        self.credentials.as_ref().map_or(Ok(()), |credentials| put_credentials(private, credentials))
+    }
+
     fn create(self, app: &InApp, key: EndpointKey, sealed: Vec<u8>, now: Timestamp) -> Endpoint {
         Endpoint {
             key,
@@ -312,13 +327,20 @@ impl Wanted {
 }
 
 impl EndpointPatch {
-    fn apply(mut self, old: &Endpoint, rules: &UrlRules<'_>, now: Timestamp) -> Result<Endpoint, Error> {
+    /// What the endpoint is then, and what the URL held besides.
+    fn apply(
+        mut self,
+        old: &Endpoint,
+        rules: &UrlRules<'_>,
+        now: Timestamp,
+    ) -> Result<(Endpoint, Option<UrlCredentials>), Error> {
         check_version(self.version)?;
         let new_rules = self.take_rules().apply(old.rules.as_deref());
         let mut new =
             Endpoint { version: old.version + 1, rules: new_rules.to_store(), updated_at: now, ..old.clone() };
+        let mut credentials = None;
         if let Some(url) = self.url {
-            new.url = read_url(&url, rules)?;
+            (new.url, credentials) = read_url(&url, rules)?;
         }
         if let Some(Description(description)) = self.description {
             new.description = description;
@@ -343,12 +365,12 @@ impl EndpointPatch {
         Patch::either(("throttleRate", self.throttle_rate), ("rateLimit", self.rate_limit))?
             .map(|rate| rate.0)
             .apply(&mut new.rate_limit);
-        Ok(new)
+        Ok((new, credentials))
     }
 }
 
 impl Api {
-    fn url_rules(&self) -> UrlRules<'_> {
+    pub(super) fn url_rules(&self) -> UrlRules<'_> {
         UrlRules { https_only: self.settings.https_only, guard: &self.guard }
     }
 
@@ -358,6 +380,25 @@ impl Api {
             error!(endpoint.id = self.ids.id_of(endpoint.key), error = %fault, "an endpoint's secrets cannot be read");
             Error::Internal
         })
+    }
+
+    /// Brings what is sealed in an endpoint in line with its new URL.
+    fn fit_to_url(&self, new: &mut Endpoint, credentials: Option<&UrlCredentials>) -> Result<(), Error> {
+        if credentials.is_none() && !Vault::may_hold_more(&new.sealed) {
+            return Ok(());
+        }
+        let mut private = self.open(new)?;
+        if private.client_tls.is_some() && !new.url.starts_with("https://") {
+            return Err(Error::invalid(
+                ["url"],
+                "must be https: the endpoint has a client certificate or an authority",
+            ));
+        }
+        if let Some(credentials) = credentials {
+            put_credentials(&mut private, credentials)?;
+            new.sealed = self.seal(new.key, &private);
+        }
+        Ok(())
     }
 
     pub(super) fn seal(&self, endpoint: EndpointKey, private: &Private) -> Vec<u8> {
@@ -414,14 +455,32 @@ pub(super) fn new_secret(kind: SignatureType, rng: &mut impl CryptoRng) -> Signi
     }
 }
 
-fn read_url(text: &str, rules: &UrlRules<'_>) -> Result<String, Error> {
+fn read_url(text: &str, rules: &UrlRules<'_>) -> Result<(String, Option<UrlCredentials>), Error> {
     if text.contains('\0') {
         return Err(Error::invalid(["url"], "must not hold NUL characters"));
     }
-    match EndpointUrl::parse(text, rules) {
-        Ok(url) => Ok(url.as_str().to_owned()),
+    match EndpointUrl::parse_with_credentials(text, rules) {
+        Ok((url, credentials)) => Ok((url.as_str().to_owned(), credentials)),
         Err(fault) => Err(Error::invalid(["url"], fault.to_string())),
     }
+}
+
+/// Credentials of a URL are kept as a header, and take the place of others of that kind: so a URL can be set again, with the
+/// same or a new password.
+fn put_credentials(private: &mut Private, credentials: &UrlCredentials) -> Result<(), Error> {
+    if private.oauth.is_some() {
+        return Err(Error::invalid(["url"], "the URL holds a password, and the endpoint is called with OAuth tokens"));
+    }
+    match private.authorization().map(|(name, value)| (name.clone(), value.starts_with("Basic "))) {
+        None => private.headers.insert("authorization".to_owned(), credentials.header().to_owned()),
+        Some((name, true)) => private.headers.insert(name, credentials.header().to_owned()),
+        Some((_, false)) => return Err(two_credentials()),
+    };
+    endpoint_headers::check(std::mem::take(&mut private.headers)).map(|headers| private.headers = headers)
+}
+
+fn two_credentials() -> Error {
+    Error::invalid(["url"], "the URL holds a user name or password, and the endpoint has an Authorization header too")
 }
 
 /// An empty list means all, as does none.
@@ -542,14 +601,21 @@ async fn put(
         let now = (api.clock)();
         let old = api.store.endpoint(app.key(), by.clone()).await?;
         let (status, new, expect) = match (&old, &by) {
-            (Some(old), _) => (StatusCode::OK, wanted.replace(&app, old, now), Expect::Version(old.version)),
+            (Some(old), _) => {
+                let credentials = wanted.credentials.clone();
+                let mut new = wanted.replace(&app, old, now);
+                api.fit_to_url(&mut new, credentials.as_ref())?;
+                (StatusCode::OK, new, Expect::Version(old.version))
+            }
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
                 let minted = EndpointKey::new(api.store.mint(now).await?);
                 let secret = ActiveSecret {
                     secret: new_secret(api.settings.default_signature_type, &mut *api.rng()),
                     expires_at: None,
                 };
-                let sealed = api.seal(minted, &Private { secrets: vec![secret], headers: BTreeMap::new() });
+                let mut private = Private { secrets: vec![secret], ..Private::default() };
+                wanted.take_credentials(&mut private)?;
+                let sealed = api.seal(minted, &private);
                 (StatusCode::CREATED, wanted.create(&app, minted, sealed, now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
@@ -599,7 +665,10 @@ async fn patch(
         if old.disabled.is_some() && patch.disabled.is_some() {
             endpoint_health::end_resume(&api, &app, &old).await?;
         }
-        let new = patch.apply(&old, &api.url_rules(), (api.clock)())?;
+        let (mut new, credentials) = patch.apply(&old, &api.url_rules(), (api.clock)())?;
+        if new.url != old.url || credentials.is_some() {
+            api.fit_to_url(&mut new, credentials.as_ref())?;
+        }
         if new.event_types != old.event_types {
             event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
         }
@@ -661,7 +730,7 @@ mod tests {
     fn patched(body: &str) -> Result<Endpoint, Error> {
         let guard = AddressGuard::new(Vec::new());
         let rules = UrlRules { https_only: true, guard: &guard };
-        parse::<EndpointPatch>(body.as_bytes())?.apply(&endpoint(), &rules, NOW)
+        parse::<EndpointPatch>(body.as_bytes())?.apply(&endpoint(), &rules, NOW).map(|(new, _)| new)
     }
 
     fn endpoint() -> Endpoint {
@@ -733,11 +802,44 @@ mod tests {
             "example.com",
             "ftp://example.com",
             "https://127.0.0.1",
-            "https://a:b@example.com",
+            "https://a:b@127.0.0.1",
             "https://x\\u0000.com",
         ] {
             let refused = read(&format!(r#"{{"url":"{url}"}}"#));
             assert!(matches!(refused, Err(Error::Invalid(flaws)) if flaws[0].loc == ["body", "url"]), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_a_url_becomes_a_header() {
+        let (wanted, private) = read(r#"{"url":"https://me:canary@example.com/hook"}"#).unwrap();
+        assert_eq!(wanted.url, "https://example.com/hook");
+        assert_eq!(private.headers["authorization"], "Basic bWU6Y2FuYXJ5");
+        assert!(!format!("{wanted:?}").contains("canary"));
+        for header in ["Authorization", "authorization"] {
+            for value in ["Bearer x", "Basic bWU6"] {
+                let body = format!(r#"{{"url":"https://me:canary@example.com","headers":{{"{header}":"{value}"}}}}"#);
+                let Err(Error::Invalid(flaws)) = read(&body) else { panic!("{body}") };
+                assert!(flaws[0].loc == ["body", "url"] && !flaws[0].msg.contains("canary"), "{flaws:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_password_takes_the_place_of_one_and_of_nothing_else() {
+        let guard = AddressGuard::new(Vec::new());
+        let rules = UrlRules { https_only: false, guard: &guard };
+        let (_, credentials) = read_url("https://me:new@example.com/", &rules).unwrap();
+        let credentials = credentials.unwrap();
+        for (name, value, accepted) in
+            [("Authorization", "Basic bWU6b2xk", true), ("authorization", "Bearer x", false), ("x-other", "1", true)]
+        {
+            let headers = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            let mut private = Private { headers, ..Private::default() };
+            let put = put_credentials(&mut private, &credentials);
+            assert_eq!(put.is_ok(), accepted, "{name}: {value}");
+            let found = private.authorization().map(|(_, value)| value.as_str());
+            assert_eq!(found == Some("Basic bWU6bmV3"), accepted, "{name}: {value}");
         }
     }
 

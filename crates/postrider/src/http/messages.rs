@@ -18,6 +18,7 @@ use super::{
 use crate::{
     credentials::scopes::Scope,
     directory::AppEntry,
+    dispatch::LOOP_HEADER,
     ids::IdCodec,
     ingest::{NewEvent, content::DELIVER_AHEAD_MAX, gate::Pass},
     tokens::Principal,
@@ -27,7 +28,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use hyper::body::Body;
 use postrider_engine::{AppKey, MessageKey, Timestamp};
 use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, step};
@@ -217,11 +218,29 @@ impl HandedIn {
 
     async fn read_rest(request: Request, pass: Pass, target: Target, api: &Arc<Api>) -> Result<Self, Error> {
         let (mut parts, body) = request.into_parts();
+        refuse_own(&parts.headers, api)?;
         let key = IdempotencyKey::from_request_parts(&mut parts, api).await?;
         let Ok(query) = Query::from_request_parts(&mut parts, api).await;
         let JsonBytes(body) = JsonBytes::from_request(Request::from_parts(parts, body), api).await?;
         Ok(Self { pass, target, key, query, body })
     }
+}
+
+/// What we delivered and what comes back as a message would be delivered again, and come back again. A 4xx, so that whoever
+/// sent it, and it may be us, does not try it once more.
+fn refuse_own(headers: &HeaderMap, api: &Api) -> Result<(), Error> {
+    let mut seen = headers.get_all(LOOP_HEADER).iter().peekable();
+    if seen.peek().is_none() {
+        return Ok(());
+    }
+    let ours = api.ids.deployment();
+    if seen.any(|value| value.as_bytes() == ours.as_bytes()) {
+        return Err(Error::invalid_header(
+            LOOP_HEADER.as_str(),
+            "this is a delivery of this deployment that came back to it; accepting it would go in a circle",
+        ));
+    }
+    Ok(())
 }
 
 /// A connection can be used again only when what was sent on it has been taken off. For a small body that is cheaper than

@@ -14,6 +14,8 @@ pub mod dead_letters;
 pub mod doors;
 pub mod endpoint_headers;
 pub mod endpoint_health;
+pub mod endpoint_mtls;
+pub mod endpoint_oauth;
 pub mod endpoint_secrets;
 pub mod endpoints;
 pub mod error;
@@ -147,6 +149,8 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(dead_letters::routes())
         .merge(endpoint_headers::routes())
         .merge(endpoint_health::routes())
+        .merge(endpoint_mtls::routes())
+        .merge(endpoint_oauth::routes())
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
         .merge(event_types::routes())

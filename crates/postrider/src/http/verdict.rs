@@ -163,6 +163,7 @@ fn cause(rule: Rule, status: Option<u16>) -> String {
         Rule::RedirectRefused => {
             format!("{answer}: a redirect that is not followed, because it is one too many or leads where it must not.")
         }
+        Rule::NoToken => "No access token could be had, and without one the receiver is not called.".to_owned(),
         Rule::LocalResource => "This server was short of something; that is not the receiver's doing.".to_owned(),
     }
 }
@@ -241,6 +242,7 @@ fn rule_name(rule: Rule) -> &'static str {
         Rule::Override => "override",
         Rule::AbortAsked => "abort-asked",
         Rule::RedirectRefused => "redirect-refused",
+        Rule::NoToken => "no-token",
     }
 }
 

@@ -4,6 +4,7 @@
 //! name that changes its answer between lookup and connect gains nothing. Proxies from the environment are
 //! ignored: they would dial for us, unvetted. One that the settings name is told vetted addresses only.
 
+use super::client_tls::ClientTls;
 use super::failure::Failure;
 use super::proxy::EgressProxy;
 use super::resolve::Resolver;
@@ -29,6 +30,8 @@ use tokio_rustls::client::TlsStream;
 pub(super) struct Connector {
     resolver: Resolver,
     tls: TlsConnector,
+    /// Whom we trust where an endpoint does not say otherwise.
+    roots: Arc<RootCertStore>,
     proxy: Option<EgressProxy>,
 }
 
@@ -64,10 +67,14 @@ impl Connector {
         extra_ca_pem: Option<&[u8]>,
         proxy: Option<EgressProxy>,
     ) -> Result<Self, ExtraCaError> {
-        Ok(Self { resolver, tls: TlsConnector::from(Arc::new(tls_config(extra_ca_pem)?)), proxy })
+        let roots = Arc::new(trusted(extra_ca_pem)?);
+        Ok(Self { resolver, tls: tls_connector(Arc::clone(&roots), None), roots, proxy })
     }
 
-    pub async fn open(&self, destination: &Destination) -> Result<Link, Failure> {
+    pub async fn open(&self, destination: &Destination, client: Option<&ClientTls>) -> Result<Link, Failure> {
+        if client.is_some() && destination.tls.is_none() {
+            return Err(Failure::unprotected());
+        }
         step!("send.connecting");
         let addresses = self.resolver.vetted(&destination.host, destination.port).await?;
         let tcp = match &self.proxy {
@@ -77,7 +84,14 @@ impl Connector {
         let Some(name) = &destination.tls else {
             return Ok(Link { stream: Stream::Plain(tcp), protocol: Protocol::Http1 });
         };
-        let tls = self.tls.connect(name.clone(), tcp).await.map_err(|error| Failure::from_io(&error))?;
+        let connector = match client {
+            None => &self.tls,
+            Some(client) => client.connector(|client| {
+                let roots = Arc::clone(client.roots().unwrap_or(&self.roots));
+                tls_connector(roots, Some(client))
+            }),
+        };
+        let tls = connector.connect(name.clone(), tcp).await.map_err(|error| Failure::from_io(&error))?;
         let protocol = match tls.get_ref().1.alpn_protocol() {
             Some(b"h2") => Protocol::Http2,
             _ => Protocol::Http1,
@@ -143,7 +157,7 @@ fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3)
 }
 
-fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError> {
+fn trusted(extra_ca_pem: Option<&[u8]>) -> Result<RootCertStore, ExtraCaError> {
     let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     if let Some(pem) = extra_ca_pem {
         let known = roots.len();
@@ -154,15 +168,55 @@ fn tls_config(extra_ca_pem: Option<&[u8]>) -> Result<ClientConfig, ExtraCaError>
             return Err(ExtraCaError::Empty);
         }
     }
+    Ok(roots)
+}
+
+/// Each has a memory of its own for sessions that can be resumed: one that began with a certificate goes on only with that.
+fn tls_connector(roots: Arc<RootCertStore>, client: Option<&ClientTls>) -> TlsConnector {
     // Named here rather than taken from the process: whoever else links rustls cannot change it.
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
         .expect("aws-lc-rs has cipher suites for both versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let mut config = match client.and_then(ClientTls::resolver) {
+        None => config.with_no_client_auth(),
+        Some(resolver) => config.with_client_cert_resolver(resolver),
+    };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
+    TlsConnector::from(Arc::new(config))
+}
+
+impl Stream {
+    fn writer(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin + Send)> {
+        match self {
+            Stream::Plain(tcp) => Pin::new(tcp),
+            Stream::Tls(tls) => Pin::new(tls),
+        }
+    }
+
+    /// Whoever does not want our certificate says so after the handshake in TLS 1.3, and hangs up. If we were about to write
+    /// by then, what it said lies unread, and it tells more than that we cannot write.
+    fn or_last_words<T>(&mut self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let (Poll::Ready(Err(_)), Stream::Tls(tls)) = (&polled, self) else { return polled };
+        match last_words(tls) {
+            Some(said) => Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, said))),
+            None => polled,
+        }
+    }
+}
+
+/// Read past the runtime, which does not know yet that there is something to read.
+fn last_words(tls: &mut TlsStream<TcpStream>) -> Option<rustls::Error> {
+    let (tcp, session) = tls.get_mut();
+    let socket = SockRef::from(&*tcp);
+    for _ in 0..LAST_READS_MAX {
+        session.read_tls(&mut &*socket).ok().filter(|read| *read > 0)?;
+        if let Err(said) = session.process_new_packets() {
+            return Some(said);
+        }
+    }
+    None
 }
 
 impl AsyncRead for Stream {
@@ -176,14 +230,12 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let mut write = match self.get_mut() {
-            Stream::Plain(tcp) => Pin::new(tcp as &mut (dyn AsyncWrite + Unpin + Send)),
-            Stream::Tls(tls) => Pin::new(tls as &mut (dyn AsyncWrite + Unpin + Send)),
-        };
+        let stream = self.get_mut();
+        let mut write = stream.writer();
         step!("send.half_written", write.as_mut().poll_write(cx, &buf[..buf.len() / 2]));
         let polled = write.poll_write(cx, buf);
         step!("send.written");
-        polled
+        stream.or_last_words(polled)
     }
 
     fn poll_write_vectored(
@@ -191,14 +243,12 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let mut write = match self.get_mut() {
-            Stream::Plain(tcp) => Pin::new(tcp as &mut (dyn AsyncWrite + Unpin + Send)),
-            Stream::Tls(tls) => Pin::new(tls as &mut (dyn AsyncWrite + Unpin + Send)),
-        };
+        let stream = self.get_mut();
+        let mut write = stream.writer();
         step!("send.half_written", write.as_mut().poll_write(cx, &bufs[0][..bufs[0].len() / 2]));
         let polled = write.poll_write_vectored(cx, bufs);
         step!("send.written");
-        polled
+        stream.or_last_words(polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -209,10 +259,9 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
-            Stream::Tls(tls) => Pin::new(tls).poll_flush(cx),
-        }
+        let stream = self.get_mut();
+        let polled = stream.writer().poll_flush(cx);
+        stream.or_last_words(polled)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -222,6 +271,9 @@ impl AsyncWrite for Stream {
         }
     }
 }
+
+/// Tickets for later sessions may come before it.
+const LAST_READS_MAX: usize = 8;
 
 /// As RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);

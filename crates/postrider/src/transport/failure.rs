@@ -4,7 +4,7 @@
 //! not reach is nobody's business outside.
 
 use postrider_engine::{Fault, TimeoutPhase, TlsFault};
-use rustls::CertificateError;
+use rustls::{AlertDescription, CertificateError};
 use std::error::Error as _;
 use std::io;
 
@@ -21,6 +21,14 @@ impl Failure {
 
     pub fn forbidden() -> Self {
         Self::new(Fault::Forbidden, "the endpoint's address is one that this server does not call")
+    }
+
+    /// What an endpoint's owner set up for TLS cannot be kept without it.
+    pub fn unprotected() -> Self {
+        Self::new(
+            Fault::Tls(TlsFault::Handshake),
+            "the endpoint has a client certificate or an authority of its own, and is not called by plain http",
+        )
     }
 
     /// What had not come when which limit was reached.
@@ -86,12 +94,8 @@ impl Failure {
                 TlsFault::Handshake,
                 "the answer to the TLS handshake is not TLS; is this a plain HTTP port?".to_owned(),
             ),
-            rustls::Error::AlertReceived(alert) => {
-                (TlsFault::Handshake, format!("the endpoint refused the TLS handshake with the alert {alert:?}"))
-            }
-            rustls::Error::PeerIncompatible(_) => {
-                (TlsFault::Handshake, "the endpoint speaks neither TLS 1.2 nor 1.3 in a way we do".to_owned())
-            }
+            rustls::Error::AlertReceived(alert) => (TlsFault::Handshake, from_alert(*alert)),
+            rustls::Error::PeerIncompatible(_) => (TlsFault::Handshake, OTHER_VERSION.to_owned()),
             other => (TlsFault::Handshake, format!("the TLS handshake failed: {other}")),
         };
         Self::new(Fault::Tls(fault), detail)
@@ -138,10 +142,40 @@ impl Failure {
             Fault::LocalResource => 3,
             Fault::Refused => 2,
             Fault::Unreachable => 0,
-            Fault::Dns | Fault::Forbidden | Fault::Reset | Fault::Tls(_) | Fault::Timeout(_) | Fault::Protocol(_) => 1,
+            Fault::Dns
+            | Fault::Forbidden
+            | Fault::Reset
+            | Fault::Tls(_)
+            | Fault::Timeout(_)
+            | Fault::Protocol(_)
+            | Fault::NoToken => 1,
         }
     }
 }
+
+/// What the receiver says when it ends the handshake, or, in TLS 1.3, when it has looked at our certificate.
+fn from_alert(alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::CertificateRequired => {
+            "the endpoint wants a client certificate, and has none of us".to_owned()
+        }
+        AlertDescription::CertificateExpired => refused_certificate("it has expired"),
+        AlertDescription::CertificateRevoked => refused_certificate("it was revoked"),
+        AlertDescription::UnknownCA => refused_certificate("it does not know the authority"),
+        AlertDescription::BadCertificate
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::AccessDenied => refused_certificate(&format!("it says {alert:?}")),
+        AlertDescription::ProtocolVersion => OTHER_VERSION.to_owned(),
+        other => format!("the endpoint refused the TLS handshake with the alert {other:?}"),
+    }
+}
+
+fn refused_certificate(why: &str) -> String {
+    format!("the endpoint did not accept our client certificate: {why}")
+}
+
+const OTHER_VERSION: &str = "the endpoint speaks neither TLS 1.2 nor 1.3 in a way we do";
 
 fn from_certificate(error: &CertificateError) -> (TlsFault, String) {
     let (fault, detail) = match error {

@@ -3,6 +3,7 @@
 //! Receivers are strangers. Whatever one does, an attempt ends at its deadline, holds a fixed number of
 //! bytes, and becomes an `Outcome`; a head with a status was an answer, whatever happens to its body.
 
+pub mod client_tls;
 mod connect;
 pub mod egress;
 mod failure;
@@ -13,14 +14,14 @@ mod redirect;
 mod resolve;
 pub mod url;
 
+pub use client_tls::ClientTls;
 pub use connect::ExtraCaError;
 pub use egress::{AddressGuard, Forbidden};
 pub use proxy::{EgressProxy, NotAProxy};
 pub use redirect::REDIRECTS_MAX;
 pub use resolve::NameServers;
-pub use url::{EndpointUrl, UrlError, UrlRules};
+pub use url::{EndpointUrl, UrlCredentials, UrlError, UrlRules};
 
-use self::url::Destination;
 use async_trait::async_trait;
 use bytes::Bytes;
 use connect::Connector;
@@ -32,7 +33,7 @@ use pool::{BODY_READ_MAX, Line, Pool};
 use postrider_engine::outcome::Timeouts;
 use postrider_engine::{Answer, Control, Fault, Outcome, TimeoutPhase};
 use postrider_store::step;
-use redirect::{Refusal, Step, Trail, carry_over};
+use redirect::{Refusal, Step, Trail, carry_over, is_same_origin};
 use resolve::Resolver;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,6 +94,8 @@ pub struct Request<'a> {
     /// The headers that go along when a redirect leads to another scheme, host or port. All others stay
     /// behind: a list of what to drop would leak whatever it forgot.
     pub kept_across_hosts: &'a [HeaderName],
+    /// What of TLS is the endpoint's own. It, too, stays behind when a redirect leads elsewhere.
+    pub tls: Option<&'a ClientTls>,
 }
 
 #[derive(Debug)]
@@ -127,14 +130,19 @@ pub enum ConnectionUse {
 impl Exchange {
     /// For a URL that may not be called any more: nothing was dialled, and nothing is told but that.
     pub fn forbidden() -> Self {
-        let failure = Failure::forbidden();
+        let Failure { fault, detail } = Failure::forbidden();
+        Self::failed(fault, detail)
+    }
+
+    /// Nobody was called, and why.
+    pub fn failed(fault: Fault, detail: String) -> Self {
         Self {
-            outcome: Outcome::Failed(failure.fault),
+            outcome: Outcome::Failed(fault),
             headers: HeaderMap::new(),
             body: Bytes::new(),
             body_cut: false,
             body_broken: false,
-            detail: Some(failure.detail),
+            detail: Some(detail),
             final_url: None,
             duration: Duration::ZERO,
             connection: ConnectionUse::Fresh,
@@ -194,7 +202,7 @@ impl Transport {
         started: Instant,
         trail: &mut Trail<'_>,
     ) -> Result<Reply, (Failure, ConnectionUse)> {
-        let Request { mut headers, body, timeouts, kept_across_hosts, .. } = request;
+        let Request { mut headers, body, timeouts, kept_across_hosts, mut tls, .. } = request;
         for name in OURS_TO_SET {
             headers.remove(name);
         }
@@ -206,7 +214,8 @@ impl Transport {
             // Only who may go on needs them once more.
             let mut headers_next = if trail.may_follow() { headers.clone() } else { HeaderMap::new() };
             let mut connection = ConnectionUse::Fresh;
-            let sent = self.send(trail.here(), headers, body.clone(), &deadlines, &mut connection).await;
+            let way = Way::new(trail.here(), tls);
+            let sent = self.send(&way, headers, body.clone(), &deadlines, &mut connection).await;
             let answered = match (sent, led_here) {
                 (Ok(answered), _) => answered,
                 // Not the endpoint's address, but that of a redirect: the redirect is what went wrong.
@@ -217,12 +226,12 @@ impl Transport {
                 (Err(failure), _) => return Err((failure, connection)),
             };
             step!("send.head_read");
-            let Answered { response, line, destination } = answered;
+            let Answered { response, line } = answered;
             let (head, incoming) = response.into_parts();
             let step = trail.step(&head, &self.rules.as_url_rules());
             let is_settled = head.status.is_success() || matches!(step, Step::Follow(_));
             let body_until = if is_settled { total.min(Instant::now() + SETTLED_BODY_WAIT) } else { total };
-            let read = self.read_body(&destination, line, incoming, &head.headers, body_until).await;
+            let read = self.read_body(&way.shelf, line, incoming, &head.headers, body_until).await;
             let reply = Reply {
                 answer: answer(head.status, &head.headers),
                 headers: head.headers,
@@ -235,6 +244,9 @@ impl Transport {
                 Step::Refuse(refusal) => return Ok(reply.refused(refusal)),
                 Step::Follow(url) => {
                     carry_over(&mut headers_next, trail.here(), &url, kept_across_hosts);
+                    if !is_same_origin(trail.here(), &url) {
+                        tls = None;
+                    }
                     trail.go(*url);
                     headers = headers_next;
                     led_here = Some(reply);
@@ -246,16 +258,15 @@ impl Transport {
 
     async fn send(
         &self,
-        url: &EndpointUrl,
+        way: &Way<'_>,
         headers: HeaderMap,
         body: Bytes,
         deadlines: &Deadlines,
         connection: &mut ConnectionUse,
     ) -> Result<Answered, Failure> {
-        let destination = url.destination();
-        if let Some(line) = self.pool.take(destination).await {
+        if let Some(line) = self.pool.take(&way.shelf).await {
             *connection = ConnectionUse::Reused;
-            let sent = self.send_on(line, url, headers.clone(), body.clone(), deadlines);
+            let sent = self.send_on(line, way, headers.clone(), body.clone(), deadlines);
             match sent.await {
                 Ok(answered) => return Ok(answered),
                 Err(unanswered) if unanswered.is_silent => {
@@ -265,43 +276,38 @@ impl Transport {
                 Err(unanswered) => return Err(unanswered.failure),
             }
         }
-        let line = self.open(destination, deadlines, *connection).await?;
-        self.send_on(line, url, headers, body, deadlines).await.map_err(|unanswered| unanswered.failure)
+        let line = self.open(way, deadlines, *connection).await?;
+        self.send_on(line, way, headers, body, deadlines).await.map_err(|unanswered| unanswered.failure)
     }
 
     async fn send_on(
         &self,
         mut line: Line,
-        url: &EndpointUrl,
+        way: &Way<'_>,
         headers: HeaderMap,
         body: Bytes,
         deadlines: &Deadlines,
     ) -> Result<Answered, pool::Unanswered> {
         let read_before = line.bytes_read();
-        match timeout_at(deadlines.head, line.send(url, headers, body)).await {
-            Ok(Ok(response)) => Ok(Answered { response, line, destination: url.destination().clone() }),
+        match timeout_at(deadlines.head, line.send(way.url, headers, body)).await {
+            Ok(Ok(response)) => Ok(Answered { response, line }),
             Ok(Err(unanswered)) => {
                 if unanswered.is_silent {
-                    self.pool.forget(url.destination(), &line);
+                    self.pool.forget(&way.shelf, &line);
                 }
                 Err(unanswered)
             }
             Err(_) => {
                 // A whole timeout without a byte: the host may be gone without a word.
                 if line.bytes_read() == read_before {
-                    self.pool.forget(url.destination(), &line);
+                    self.pool.forget(&way.shelf, &line);
                 }
                 Err(pool::Unanswered { failure: Failure::timeout("response", deadlines.head_limit), is_silent: false })
             }
         }
     }
 
-    async fn open(
-        &self,
-        destination: &Destination,
-        deadlines: &Deadlines,
-        connection: ConnectionUse,
-    ) -> Result<Line, Failure> {
+    async fn open(&self, way: &Way<'_>, deadlines: &Deadlines, connection: ConnectionUse) -> Result<Line, Failure> {
         let connect_until = Instant::now() + deadlines.connect;
         let (until, limit) = if connect_until <= deadlines.head {
             (connect_until, TimeoutPhase::Connect)
@@ -309,7 +315,7 @@ impl Transport {
             (deadlines.head, deadlines.head_limit)
         };
         let opening = async {
-            let gate = self.pool.gate(destination);
+            let gate = self.pool.gate(&way.shelf);
             let _turn = match &gate {
                 Some(gate) => Some(gate.lock().await),
                 None => None,
@@ -317,12 +323,12 @@ impl Transport {
             // Someone may have opened one while we waited. After a stale one, only a new one will do.
             if gate.is_some()
                 && connection == ConnectionUse::Fresh
-                && let Some(line) = self.pool.take(destination).await
+                && let Some(line) = self.pool.take(&way.shelf).await
             {
                 return Ok(line);
             }
-            let line = Line::open(self.connector.open(destination).await?).await?;
-            self.pool.share(destination, &line);
+            let line = Line::open(self.connector.open(way.url.destination(), way.tls).await?).await?;
+            self.pool.share(&way.shelf, &line);
             Ok(line)
         };
         let opened = timeout_at(until, opening).await.unwrap_or_else(|_| Err(Failure::timeout("connection", limit)));
@@ -335,7 +341,7 @@ impl Transport {
     /// Reads what the log keeps, and gives the connection back if the response is over by then.
     async fn read_body(
         &self,
-        destination: &Destination,
+        shelf: &Arc<str>,
         mut line: Line,
         mut body: Incoming,
         headers: &HeaderMap,
@@ -376,7 +382,7 @@ impl Transport {
         if !is_ambiguous {
             drop(body);
             line.settle().await;
-            self.pool.put_back(destination, line);
+            self.pool.put_back(shelf, line);
         }
         read
     }
@@ -414,7 +420,25 @@ impl Deadlines {
 struct Answered {
     response: Response<Incoming>,
     line: Line,
-    destination: Arc<Destination>,
+}
+
+/// Where one request goes, and as whom.
+struct Way<'a> {
+    url: &'a EndpointUrl,
+    tls: Option<&'a ClientTls>,
+    /// Where its connections are kept.
+    shelf: Arc<str>,
+}
+
+impl<'a> Way<'a> {
+    fn new(url: &'a EndpointUrl, tls: Option<&'a ClientTls>) -> Self {
+        let key = &url.destination().key;
+        let shelf = match tls {
+            None => Arc::clone(key),
+            Some(tls) => format!("{key} as {}", tls.mark()).into(),
+        };
+        Self { url, tls, shelf }
+    }
 }
 
 /// An answer as far as it was read.

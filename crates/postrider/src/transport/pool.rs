@@ -9,7 +9,7 @@
 use super::connect::{Link, Protocol, Stream};
 use super::failure::Failure;
 use super::meter::{Meter, Metered};
-use super::url::{Destination, EndpointUrl};
+use super::url::EndpointUrl;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, Version, header};
 use http_body_util::Full;
@@ -39,7 +39,7 @@ struct State {
     has_sweeper: bool,
 }
 
-/// What is kept for one destination.
+/// What is kept for one destination, as whom we call it.
 #[derive(Default)]
 struct Shelf {
     /// The last one put back is the first one taken: it is the least likely to be stale, and those that
@@ -93,10 +93,11 @@ pub(super) struct Unanswered {
 }
 
 impl Pool {
-    /// An open connection to the destination, if there is one.
-    pub async fn take(&self, destination: &Destination) -> Option<Line> {
+    /// An open connection of the shelf, if there is one. A shelf is named by where its connections lead, and by what we
+    /// show there of ourselves: what was opened with a certificate is for those who have the same.
+    pub async fn take(&self, shelf: &Arc<str>) -> Option<Line> {
         loop {
-            let mut line = self.pick(destination, Instant::now())?;
+            let mut line = self.pick(shelf, Instant::now())?;
             if line.is_open_still().await {
                 return Some(line);
             }
@@ -104,20 +105,20 @@ impl Pool {
     }
 
     /// Keeps a connection for the next request if it can carry one.
-    pub fn put_back(self: &Arc<Self>, destination: &Destination, line: Line) {
+    pub fn put_back(self: &Arc<Self>, shelf: &Arc<str>, line: Line) {
         match line {
-            Line::Http1(line) if line.is_reusable() => self.rest(destination, line),
+            Line::Http1(line) if line.is_reusable() => self.rest(shelf, line),
             // Already on its shelf.
             Line::Http1(_) | Line::Http2(_) => {}
         }
     }
 
     /// Lets others use a new HTTP/2 connection; an HTTP/1.1 one is its opener's until it is put back.
-    pub fn share(self: &Arc<Self>, destination: &Destination, line: &Line) {
+    pub fn share(self: &Arc<Self>, shelf: &Arc<str>, line: &Line) {
         let Line::Http2(line) = line else { return };
         let now = Instant::now();
         let mut state = self.lock();
-        let shelf = state.shelf(destination);
+        let shelf = state.shelf(shelf);
         shelf.gate.get_or_insert_default();
         if !shelf.shared.as_ref().is_some_and(|shared| shared.is_usable(now)) {
             shelf.shared = Some(Shared { line: line.clone(), last_used: now });
@@ -126,9 +127,9 @@ impl Pool {
     }
 
     /// A shared connection that failed one request by its own fault is not offered to another.
-    pub fn forget(&self, destination: &Destination, line: &Line) {
+    pub fn forget(&self, shelf: &Arc<str>, line: &Line) {
         let Line::Http2(line) = line else { return };
-        if let Some(shelf) = self.lock().shelves.get_mut(&destination.key)
+        if let Some(shelf) = self.lock().shelves.get_mut(shelf)
             && let Some(shared) = &shelf.shared
             && Arc::ptr_eq(&shared.line.meter, &line.meter)
         {
@@ -136,8 +137,8 @@ impl Pool {
         }
     }
 
-    pub fn gate(&self, destination: &Destination) -> Option<Arc<tokio::sync::Mutex<()>>> {
-        self.lock().shelves.get(&destination.key)?.gate.clone()
+    pub fn gate(&self, shelf: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        self.lock().shelves.get(shelf)?.gate.clone()
     }
 
     /// Gives up every resting connection: their file handles are needed.
@@ -149,10 +150,10 @@ impl Pool {
         drop(shed);
     }
 
-    fn pick(&self, destination: &Destination, now: Instant) -> Option<Line> {
+    fn pick(&self, shelf: &Arc<str>, now: Instant) -> Option<Line> {
         let mut state = self.lock();
         let state = &mut *state;
-        let shelf = state.shelves.get_mut(&destination.key)?;
+        let shelf = state.shelves.get_mut(shelf)?;
         if let Some(shared) = &mut shelf.shared {
             if shared.is_usable(now) {
                 shared.last_used = now;
@@ -165,7 +166,7 @@ impl Pool {
         Some(Line::Http1(resting.line)).filter(|_| now < resting.since + IDLE_MAX)
     }
 
-    fn rest(self: &Arc<Self>, destination: &Destination, line: Box<Http1Line>) {
+    fn rest(self: &Arc<Self>, shelf: &Arc<str>, line: Box<Http1Line>) {
         let now = Instant::now();
         if now >= line.opened + AGE_MAX {
             return;
@@ -174,7 +175,7 @@ impl Pool {
         if state.resting >= RESTING_MAX {
             return;
         }
-        let shelf = state.shelf(destination);
+        let shelf = state.shelf(shelf);
         if shelf.resting.len() >= RESTING_PER_DESTINATION_MAX {
             return;
         }
@@ -214,8 +215,8 @@ impl Pool {
 }
 
 impl State {
-    fn shelf(&mut self, destination: &Destination) -> &mut Shelf {
-        self.shelves.entry(destination.key.clone()).or_default()
+    fn shelf(&mut self, shelf: &Arc<str>) -> &mut Shelf {
+        self.shelves.entry(Arc::clone(shelf)).or_default()
     }
 }
 
@@ -475,7 +476,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     struct Peer {
-        destination: Destination,
+        shelf: Arc<str>,
         listener: TcpListener,
     }
 
@@ -483,13 +484,7 @@ mod tests {
         async fn new() -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let destination = Destination {
-                key: format!("http://{address}").into(),
-                host: super::super::url::Host::Ip(address.ip()),
-                port: address.port(),
-                tls: None,
-            };
-            Self { destination, listener }
+            Self { shelf: format!("http://{address}").into(), listener }
         }
 
         async fn connect(&self) -> (Line, TcpStream) {
@@ -513,15 +508,15 @@ mod tests {
     async fn a_connection_rests_only_so_long() {
         let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
         let (line, _accepted) = peer.connect().await;
-        pool.put_back(&peer.destination, line);
+        pool.put_back(&peer.shelf, line);
         let now = Instant::now();
         pool.sweep(now + IDLE_MAX / 2);
         assert_eq!(resting(&pool), 1);
-        assert!(pool.pick(&peer.destination, now + 2 * IDLE_MAX).is_none());
+        assert!(pool.pick(&peer.shelf, now + 2 * IDLE_MAX).is_none());
         assert_eq!(resting(&pool), 0);
 
         let (line, _accepted) = peer.connect().await;
-        pool.put_back(&peer.destination, line);
+        pool.put_back(&peer.shelf, line);
         pool.sweep(Instant::now() + IDLE_MAX);
         assert_eq!(resting(&pool), 0);
         assert!(pool.lock().shelves.is_empty());
@@ -531,14 +526,14 @@ mod tests {
     async fn a_connection_that_the_peer_closed_is_swept() {
         let (pool, peer) = (Arc::new(Pool::default()), Peer::new().await);
         let (line, accepted) = peer.connect().await;
-        pool.put_back(&peer.destination, line);
+        pool.put_back(&peer.shelf, line);
         drop(accepted);
         // Loopback delivers at once; the runtime still has to look.
         while resting(&pool) > 0 {
             tokio::task::yield_now().await;
             pool.sweep(Instant::now());
         }
-        assert!(pool.take(&peer.destination).await.is_none());
+        assert!(pool.take(&peer.shelf).await.is_none());
     }
 
     #[tokio::test]
@@ -547,7 +542,7 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..RESTING_PER_DESTINATION_MAX + 3 {
             let (line, accepted) = peer.connect().await;
-            pool.put_back(&peer.destination, line);
+            pool.put_back(&peer.shelf, line);
             held.push(accepted);
         }
         assert_eq!(resting(&pool), RESTING_PER_DESTINATION_MAX);

@@ -6,12 +6,16 @@
 use super::connect::dial;
 use super::failure::Failure;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use percent_encoding::percent_decode_str;
 use postrider_engine::Fault;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, lookup_host};
+use tokio::time::Instant;
 use url::Url;
 
 #[derive(Clone)]
@@ -20,6 +24,7 @@ pub struct EgressProxy {
     port: u16,
     /// `Basic ...`
     authorization: Option<String>,
+    complaints: Arc<Complaints>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,14 +42,15 @@ impl FromStr for EgressProxy {
             url::Host::Ipv6(v6) => v6.to_string(),
             url::Host::Domain(_) | url::Host::Ipv4(_) => host.to_string(),
         };
-        let user = percent_decoded(url.username()).ok_or(NotAProxy)?;
-        let password = percent_decoded(url.password().unwrap_or_default()).ok_or(NotAProxy)?;
+        let user: Vec<u8> = percent_decode_str(url.username()).collect();
+        let password: Vec<u8> = percent_decode_str(url.password().unwrap_or_default()).collect();
         let is_named = !user.is_empty() || !password.is_empty();
         let authorization = is_named.then(|| {
             let credentials = [user.as_slice(), b":", &password].concat();
             format!("Basic {}", BASE64_STANDARD.encode(credentials))
         });
-        Ok(Self { host, port: url.port_or_known_default().ok_or(NotAProxy)?, authorization })
+        let port = url.port_or_known_default().ok_or(NotAProxy)?;
+        Ok(Self { host, port, authorization, complaints: Arc::default() })
     }
 }
 
@@ -58,6 +64,14 @@ impl fmt::Debug for EgressProxy {
 impl EgressProxy {
     /// A connection to the first of these that the proxy can reach.
     pub(super) async fn tunnel(&self, addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
+        let tunnelled = self.tunnel_to_first(addresses).await;
+        if let Err(Failure { fault: Fault::LocalResource, detail }) = &tunnelled {
+            self.complaints.hear(detail);
+        }
+        tunnelled
+    }
+
+    async fn tunnel_to_first(&self, addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
         let mut failed = Failure::reset();
         for address in addresses {
             match self.tunnel_to(*address).await {
@@ -112,7 +126,6 @@ impl EgressProxy {
 }
 
 fn unusable(why: &'static str) -> Failure {
-    tracing::debug!(why, "the egress proxy cannot be used");
     Failure::new(Fault::LocalResource, format!("this server's egress proxy cannot be used: {why}"))
 }
 
@@ -123,21 +136,36 @@ fn status(head: &[u8]) -> Option<u16> {
     is_whole.then(|| std::str::from_utf8(digits).ok()?.parse().ok())?
 }
 
-fn percent_decoded(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::new();
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
-            }
-            plain => plain,
-        });
-    }
-    Some(decoded)
+/// Nothing goes out while the proxy is away, and every delivery would say so. The operator is told now and then.
+#[derive(Default)]
+struct Complaints(Mutex<Heard>);
+
+#[derive(Default)]
+struct Heard {
+    told: Option<Instant>,
+    since: u64,
 }
 
+impl Complaints {
+    fn hear(&self, why: &str) {
+        if let Some(tries) = self.count(Instant::now()) {
+            tracing::warn!(why, tries, "the egress proxy cannot be used; deliveries wait until it can");
+        }
+    }
+
+    /// How many there were since somebody was told, if it is time to tell.
+    fn count(&self, now: Instant) -> Option<u64> {
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.since += 1;
+        if heard.told.is_some_and(|told| now < told + TELL_AGAIN) {
+            return None;
+        }
+        heard.told = Some(now);
+        Some(std::mem::take(&mut heard.since))
+    }
+}
+
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 const HEAD_MAX: usize = 8 * 1024;
 
@@ -153,6 +181,15 @@ mod tests {
         assert_eq!((named.host.as_str(), named.port), ("fd00::1", 3128));
         assert_eq!(named.authorization.as_deref(), Some("Basic bWU6cEBzcw=="));
         assert!(!format!("{named:?}").contains("bWU6"));
+        let odd: EgressProxy = "http://100%25:a%zz@proxy".parse().unwrap();
+        assert_eq!(odd.authorization.as_deref(), Some("Basic MTAwJTphJXp6"), "what is no escape is meant as it is");
+    }
+
+    #[tokio::test]
+    async fn the_operator_hears_of_a_proxy_that_is_away_once_a_minute() {
+        let (complaints, start) = (Complaints::default(), Instant::now());
+        let told = |seconds| complaints.count(start + Duration::from_secs(seconds));
+        assert_eq!([0, 1, 30, 59, 60, 61, 200].map(told), [Some(1), None, None, None, Some(4), None, Some(2)]);
     }
 
     #[test]

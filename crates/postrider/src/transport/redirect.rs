@@ -101,11 +101,16 @@ impl<'a> Trail<'a> {
 /// What of a request's headers goes along from one URL to the next. Once another origin was called, what
 /// was left behind stays behind, even if the next redirect leads home.
 pub(super) fn carry_over(headers: &mut HeaderMap, from: &EndpointUrl, to: &EndpointUrl, kept: &[HeaderName]) {
-    if from.destination().key == to.destination().key {
+    if is_same_origin(from, to) {
         return;
     }
     let carried = headers.iter().filter(|(name, _)| kept.contains(name));
     *headers = carried.map(|(name, value)| (name.clone(), value.clone())).collect();
+}
+
+/// The same scheme, host and port.
+pub(super) fn is_same_origin(from: &EndpointUrl, to: &EndpointUrl) -> bool {
+    from.destination().key == to.destination().key
 }
 
 fn is_https(uri: &Uri) -> bool {

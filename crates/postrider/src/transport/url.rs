@@ -5,8 +5,10 @@
 //! Everything a request needs from it is prepared here; sending one parses nothing.
 
 use super::egress::AddressGuard;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Uri};
+use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -59,6 +61,8 @@ pub enum UrlError {
     PlainHttp,
     #[error("the URL holds a user name or password; remove it and set an Authorization header on the endpoint")]
     Credentials,
+    #[error("the URL's user name or password holds a colon or a control character that cannot be sent")]
+    UnsendableCredentials,
     #[error("{0:?} is not a valid host name")]
     HostName(String),
     #[error(
@@ -81,6 +85,18 @@ impl EndpointUrl {
     pub fn parse(text: &str, rules: &UrlRules<'_>) -> Result<Self, UrlError> {
         check_length(text)?;
         Self::vet(Url::parse(text)?, rules)
+    }
+
+    /// The same for a URL that may hold a user name and a password. They are taken out of it, so that they are shown and
+    /// logged nowhere, and are to be sent as a header.
+    pub fn parse_with_credentials(
+        text: &str,
+        rules: &UrlRules<'_>,
+    ) -> Result<(Self, Option<UrlCredentials>), UrlError> {
+        check_length(text)?;
+        let mut url = Url::parse(text)?;
+        let credentials = UrlCredentials::take(&mut url)?;
+        Ok((Self::vet(url, rules)?, credentials))
     }
 
     /// Where a `Location` in this URL's answer points: judged as if a customer had typed it.
@@ -168,6 +184,45 @@ impl EndpointUrl {
             absolute,
             host_header: HeaderValue::from_str(authority).map_err(|_| UrlError::Unsendable)?,
         })
+    }
+}
+
+/// What stood before the `@` of a URL.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UrlCredentials {
+    basic: String,
+}
+
+impl UrlCredentials {
+    fn take(url: &mut Url) -> Result<Option<Self>, UrlError> {
+        let user: Vec<u8> = percent_decode_str(url.username()).collect();
+        let password: Vec<u8> = percent_decode_str(url.password().unwrap_or_default()).collect();
+        if user.is_empty() && password.is_empty() {
+            return Ok(None);
+        }
+        // Whoever reads the header takes the first colon for the end of the name (RFC 7617).
+        let has_control = user.iter().chain(&password).any(u8::is_ascii_control);
+        if user.contains(&b':') || has_control {
+            return Err(UrlError::UnsendableCredentials);
+        }
+        let is_cleared = url.set_username("").is_ok() && url.set_password(None).is_ok();
+        if !is_cleared {
+            return Err(UrlError::Credentials);
+        }
+        let both = [user.as_slice(), b":", &password].concat();
+        Ok(Some(Self { basic: format!("Basic {}", BASE64_STANDARD.encode(both)) }))
+    }
+
+    /// The value of an `Authorization` header.
+    pub fn header(&self) -> &str {
+        &self.basic
+    }
+}
+
+/// A `Debug` ends up in a log.
+impl fmt::Debug for UrlCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UrlCredentials(hidden)")
     }
 }
 
@@ -385,6 +440,31 @@ mod tests {
         assert_eq!(parse("http://user:secret@example.com/"), Err(UrlError::Credentials));
         let url = parse("http://ok.com\\@169.254.169.254/").unwrap();
         assert_eq!(url.destination().host, Host::Name("ok.com".into()));
+    }
+
+    #[test]
+    fn a_name_and_a_password_are_taken_out_of_a_url() {
+        let guard = AddressGuard::new(Vec::new());
+        let rules = UrlRules { https_only: false, guard: &guard };
+        let parse = |text: &str| EndpointUrl::parse_with_credentials(text, &rules);
+        for (text, url, header) in [
+            ("https://example.com/a", "https://example.com/a", None),
+            ("https://@example.com/a", "https://example.com/a", None),
+            ("https://me:secret@example.com/a?b", "https://example.com/a?b", Some("Basic bWU6c2VjcmV0")),
+            ("https://me@example.com/", "https://example.com/", Some("Basic bWU6")),
+            ("https://:secret@example.com/", "https://example.com/", Some("Basic OnNlY3JldA==")),
+            ("https://me:p%40s%3As@example.com:8443/", "https://example.com:8443/", Some("Basic bWU6cEBzOnM=")),
+            ("https://a@b:c@example.com/", "https://example.com/", Some("Basic YUBiOmM=")),
+            ("https://m%C3%A9:100%@example.com/", "https://example.com/", Some("Basic bcOpOjEwMCU=")),
+        ] {
+            let (found, credentials) = parse(text).unwrap();
+            assert_eq!((found.as_str(), credentials.as_ref().map(UrlCredentials::header)), (url, header), "{text}");
+            assert!(!format!("{found:?} {credentials:?}").contains("Basic"));
+        }
+        for text in ["https://m%3Ae:x@example.com/", "https://me:%00@example.com/", "https://me:%0a@example.com/"] {
+            assert_eq!(parse(text).err(), Some(UrlError::UnsendableCredentials), "{text}");
+        }
+        assert!(matches!(parse("https://me:secret@10.0.0.1/"), Err(UrlError::ForbiddenAddress(_))));
     }
 
     #[test]

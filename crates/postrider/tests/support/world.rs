@@ -43,6 +43,11 @@ impl World {
 
     pub fn start_again(&mut self) {
         self.server.start_again();
+        self.connect_again();
+    }
+
+    /// For when the server has hung up.
+    pub fn connect_again(&mut self) {
         self.client = Client::new(self.server.address(), self.server.token());
     }
 
