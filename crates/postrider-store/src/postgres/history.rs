@@ -40,12 +40,9 @@ pub async fn message(db: &Db, app: AppKey, by: By<MessageKey>) -> Result<Option<
         }
     };
     let Some(key) = key else { return Ok(None) };
-    Ok(read_message(db, key).await?.filter(|message| message.app == app))
-}
-
-pub async fn read_message(db: &Db, key: i64) -> Result<Option<Message>> {
-    let sql = "SELECT key, app, event_type, owed, extra, payload FROM message WHERE key = $1";
-    row(db, sql, &[&key]).await?.as_ref().map(message_from).transpose()
+    // Not read and then passed over: the longer another's message is, the longer that would take.
+    let sql = "SELECT key, app, event_type, owed, extra, payload FROM message WHERE key = $1 AND app = $2";
+    row(db, sql, &[&key, &app.raw()]).await?.as_ref().map(message_from).transpose()
 }
 
 fn message_from(row: &Row) -> Result<Message> {

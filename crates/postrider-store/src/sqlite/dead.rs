@@ -275,7 +275,7 @@ fn read_letter(
 ) -> rusqlite::Result<Option<DeadLetter>> {
     let DeadKey { message, endpoint } = dead.key;
     let Some(piece) = piece_of(pieces, message.raw()) else { return Ok(None) };
-    let Some(found) = history::read_message(connection, piece, message.raw())?.filter(|found| found.app == app) else {
+    let Some(found) = history::read_message_of(connection, piece, app, message.raw())? else {
         return Ok(None);
     };
     let (attempts, last): (u32, Option<i64>) = piece

@@ -33,7 +33,18 @@ pub fn message(
         By::Uid(event_id) => super::accept::message_by_event_id(connection, pieces, app.raw(), &event_id)?,
     };
     let Some((key, piece)) = key.and_then(|key| Some((key, piece_of(pieces, key)?))) else { return Ok(None) };
-    Ok(read_message(connection, piece, key)?.filter(|message| message.app == app))
+    read_message_of(connection, piece, app, key)
+}
+
+/// Another's is not read and then passed over: the longer it is, the longer that would take.
+pub fn read_message_of(
+    connection: &Connection,
+    piece: Piece,
+    app: AppKey,
+    key: i64,
+) -> rusqlite::Result<Option<Message>> {
+    let sql = "SELECT key, app, event_type, owed, extra, payload FROM message_{n} WHERE key = ?1 AND app = ?2";
+    super::optional(piece.prepare(connection, sql)?.query_row([key, app.raw()], message_from))
 }
 
 const MESSAGE_COLUMNS: &str = "key, app, event_type, owed, extra, payload";
