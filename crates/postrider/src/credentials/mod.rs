@@ -115,7 +115,8 @@ impl Credentials {
         let is_trusted = is_current && age < millis(TRUSTED_FOR);
         let is_fresh = is_current && age < millis(FRESH_FOR);
         // One asks anew, ahead of time; the others need not wait for it.
-        if !is_fresh && !(is_trusted && known.is_being_asked.swap(true, Relaxed)) {
+        let is_left_to_another = !is_fresh && is_trusted && known.is_being_asked.swap(true, Relaxed);
+        if !is_fresh && !is_left_to_another {
             let answer = self.ask(known, now).await;
             known.is_being_asked.store(false, Relaxed);
             match answer {
@@ -439,6 +440,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_is_in_use_is_asked_about_before_its_time_is_over() {
+        let gate = Gate::set().await;
+        for step in [0, 1_000, 1_500, 1_000, 1_500] {
+            advance(Duration::from_millis(step)).await;
+            assert!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.is_ok());
+        }
+        // The last time that it was asked about is no older than this.
+        gate.credentials.store.close().await;
+        advance(TRUSTED_FOR - Duration::from_millis(10)).await;
+        assert!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_another_node_revokes_ends_within_five_seconds() {
         let gate = Gate::set().await;
         for text in [gate.key.reveal(), &gate.token] {
@@ -452,7 +466,7 @@ mod tests {
         };
         let revocation = postrider_store::Revocation::Token { id: issued.id, at: NOW, forget_at: ends_at };
         gate.credentials.store.revoke_tokens(vec![revocation]).await.expect("written");
-        advance(TRUSTED_FOR).await;
+        advance(Duration::from_secs(5)).await;
         for text in [gate.key.reveal(), &gate.token] {
             for _ in 0..2 {
                 let found = gate.lets_in(text, NOW, InDoubt::Trust).await;
