@@ -10,8 +10,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -26,9 +26,22 @@ pub(super) struct Meter {
     spent: AtomicBool,
     /// How often the response brought only a few bytes.
     drops: AtomicU32,
+    /// Why TLS broke off. In TLS 1.3 whoever does not want our certificate says so after the handshake, perhaps before the
+    /// request is on its way, and the parser makes nothing of an error at that time but a connection that is gone.
+    tls_fault: OnceLock<rustls::Error>,
 }
 
 impl Meter {
+    pub fn tls_fault(&self) -> Option<&rustls::Error> {
+        self.tls_fault.get()
+    }
+
+    fn note_fault(&self, error: &io::Error) {
+        if let Some(fault) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            let _ = self.tls_fault.set(fault.clone());
+        }
+    }
+
     /// A response begins: nothing read yet, and so much allowed.
     pub fn start(&self, budget: u64) {
         self.read.store(0, Relaxed);
@@ -121,7 +134,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
             this.pause = None;
         }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+        ready!(Pin::new(&mut this.stream).poll_read(cx, buf)).inspect_err(|error| this.meter.note_fault(error))?;
         let bytes = buf.filled().len() - before;
         this.pace(bytes);
         let counted = this.meter.count(bytes as u64);
@@ -135,7 +148,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        let this = self.get_mut();
+        Pin::new(&mut this.stream)
+            .poll_write(cx, buf)
+            .map(|done| done.inspect_err(|error| this.meter.note_fault(error)))
     }
 
     fn poll_write_vectored(
@@ -143,7 +159,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        polled.map(|done| done.inspect_err(|error| this.meter.note_fault(error)))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -151,7 +169,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        Pin::new(&mut this.stream).poll_flush(cx).map(|done| done.inspect_err(|error| this.meter.note_fault(error)))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -424,9 +424,11 @@ fn drive(connection: &mut Option<http1::Connection<Io, Full<Bytes>>>, cx: &mut C
 
 fn failure_of(error: &hyper::Error, meter: &Meter) -> Failure {
     if meter.is_spent() {
-        Failure::protocol("too many bytes before a response head")
-    } else {
-        Failure::from_hyper(error)
+        return Failure::protocol("too many bytes before a response head");
+    }
+    match meter.tls_fault() {
+        Some(fault) => Failure::from_tls(fault),
+        None => Failure::from_hyper(error),
     }
 }
 
