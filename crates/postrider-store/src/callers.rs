@@ -19,6 +19,7 @@ pub struct ApiKey {
     pub app: Option<AppKey>,
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
+    /// Ended by someone: at once, or, when another took its place, after the overlap.
     pub revoked_at: Option<Timestamp>,
     /// Not to the moment: it is written down now and then.
     pub used_at: Option<Timestamp>,
@@ -28,6 +29,11 @@ impl ApiKey {
     pub fn holds(&self, now: Timestamp) -> bool {
         let is_over = |end: Option<Timestamp>| end.is_some_and(|end| end <= now);
         !is_over(self.expires_at) && !is_over(self.revoked_at)
+    }
+
+    /// Whether another may take its place: once.
+    pub fn can_be_replaced(&self, now: Timestamp) -> bool {
+        self.revoked_at.is_none() && self.holds(now)
     }
 }
 

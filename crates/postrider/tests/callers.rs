@@ -8,7 +8,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::Request;
 use postrider::{credentials::scopes::Scope, keyring::Keyring, tokens::Access};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::{
     eventually,
     house::{House, Reply},
@@ -215,8 +215,10 @@ async fn a_rotated_key_works_on_for_its_overlap(store: StoreKind) {
     assert!(made["expiresAt"].as_str().expect("an end") > "2098");
     let new = made["token"].as_str().expect("a key").to_owned();
     assert_eq!((status(&house, &old).await, status(&house, &new).await), (200, 200));
-    let ends = house.get(&format!("api-key/{old_id}")).await.expect(200)["expiresAt"].clone();
-    assert!(ends.as_str().expect("an end") < "2098", "{ends}");
+    let shown = house.get(&format!("api-key/{old_id}")).await.expect(200);
+    assert!(shown["revokedAt"].as_str().expect("an end") < "2098", "{shown}");
+    assert_eq!(shown["expiresAt"], "2099-01-01T00:00:00Z");
+    house.post(&format!("api-key/{old_id}/rotate"), json!({"overlapSeconds": 3600})).await.expect(409);
 
     let new_id = made["id"].as_str().expect("an id");
     let last = house.post(&format!("api-key/{new_id}/rotate"), json!({"overlapSeconds": 0})).await.expect(201);
@@ -350,7 +352,6 @@ async fn management_calls_are_written_down(store: StoreKind) {
             json!([key_id, "v1.endpoint.create", 201]),
             json!([key_id, "v1.dead-letter.replay-all", 403]),
             json!([environment, "v1.authentication.app-portal-access", 200]),
-            json!([app, "v1.endpoint.delete", 403]),
             json!([environment, "v1.application.delete", 404]),
             json!([environment, "v1.application.delete", 204]),
         ]
@@ -364,9 +365,10 @@ async fn management_calls_are_written_down(store: StoreKind) {
     house.get("audit?colour=1").await.expect(400);
 }
 
-/// Two nodes on one database: what is revoked at one of them must not last at the other.
+/// Two nodes on one database: what is revoked at one of them must not last at the other. For how long at most is tested where
+/// time is made: `credentials/mod.rs`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revocation_reaches_the_other_nodes_within_five_seconds() {
+async fn a_revocation_reaches_the_other_nodes() {
     let url = postrider_testbed::Cluster::shared().fresh_database().await;
     let here = House::on(open_database(&url).await, support::house::folder_with_keys(), Vec::new(), Default::default());
     let there = House::on(open_database(&url).await, here.folder.clone(), Vec::new(), Default::default());
@@ -378,14 +380,12 @@ async fn a_revocation_reaches_the_other_nodes_within_five_seconds() {
     }
     here.post(&format!("api-key/{id}/revoke"), Value::Null).await.expect(200);
     here.post("auth/app/acme/expire-all", json!({})).await.expect(204);
-    let revoked = Instant::now();
     for credential in [&key, &portal] {
         eventually("the end of a credential on another node", async || {
             (status(&there, credential).await == 401).then_some(())
         })
         .await;
     }
-    assert!(revoked.elapsed() < Duration::from_secs(5), "{:?}", revoked.elapsed());
 }
 
 #[tokio::test]

@@ -24,17 +24,17 @@ pub fn api_keys(tables: &Tables, page: &Page<ApiKeyKey>) -> Vec<ApiKey> {
 
 pub fn revoke_api_key(batch: &mut Batch<'_>, key: ApiKeyKey, at: Timestamp) -> Option<ApiKey> {
     let found = batch.tables.api_keys.get_mut(&key)?;
-    found.revoked_at.get_or_insert(at);
+    found.revoked_at = Some(found.revoked_at.map_or(at, |end| end.min(at)));
     Some(found.clone())
 }
 
 pub fn rotate_api_key(batch: &mut Batch<'_>, old: ApiKeyKey, until: Timestamp, new: ApiKey) -> Put {
-    if !batch.tables.api_keys.get(&old).is_some_and(|old| old.holds(new.created_at)) {
+    if !batch.tables.api_keys.get(&old).is_some_and(|old| old.can_be_replaced(new.created_at)) {
         return Err(PutError::Changed);
     }
     put_api_key(batch, new)?;
     if let Some(old) = batch.tables.api_keys.get_mut(&old) {
-        old.expires_at = Some(old.expires_at.map_or(until, |end| end.min(until)));
+        old.revoked_at = Some(until);
     }
     Ok(())
 }

@@ -102,16 +102,21 @@ pub async fn a_rotated_api_key_ends_after_the_overlap<H: Harness>() {
     store.put_api_key(api_key(1)).await.unwrap();
     store.rotate_api_key(ApiKeyKey(1), at(100), new(2, 10)).await.unwrap();
     let old = store.api_key(ApiKeyKey(1)).await.unwrap().unwrap();
-    assert_eq!((old.expires_at, old.holds(at(99)), old.holds(at(100))), (Some(at(100)), true, false));
+    assert_eq!((old.revoked_at, old.holds(at(99)), old.holds(at(100))), (Some(at(100)), true, false));
+    assert_eq!(old.expires_at, None, "how long it was to live is still known");
     assert_eq!(store.api_key(ApiKeyKey(2)).await.unwrap(), Some(new(2, 10)));
 
-    store.rotate_api_key(ApiKeyKey(1), at(500), new(3, 20)).await.unwrap();
-    let old = store.api_key(ApiKeyKey(1)).await.unwrap().unwrap();
-    assert_eq!(old.expires_at, Some(at(100)), "its end is never put off");
+    let again = store.rotate_api_key(ApiKeyKey(1), at(500), new(3, 20)).await;
+    assert!(matches!(again, Err(PutError::Changed)), "it has been replaced: {again:?}");
+    let sooner = store.revoke_api_key(ApiKeyKey(1), at(60)).await.unwrap().unwrap();
+    assert_eq!(sooner.revoked_at, Some(at(60)), "its end can be brought forward");
+    let later = store.revoke_api_key(ApiKeyKey(1), at(70)).await.unwrap().unwrap();
+    assert_eq!(later.revoked_at, Some(at(60)), "and is never put off");
 
+    store.put_api_key(api_key(3)).await.unwrap();
     let taken = store.rotate_api_key(ApiKeyKey(2), at(50), new(3, 30)).await;
     assert!(matches!(taken, Err(PutError::Taken)), "{taken:?}");
-    assert_eq!(store.api_key(ApiKeyKey(2)).await.unwrap().unwrap().expires_at, None, "nothing has changed");
+    assert_eq!(store.api_key(ApiKeyKey(2)).await.unwrap().unwrap().revoked_at, None, "nothing has changed");
     store.revoke_api_key(ApiKeyKey(2), at(40)).await.unwrap();
     for (gone, now) in [(1, 100), (2, 40), (9, 10)] {
         let refused = store.rotate_api_key(ApiKeyKey(gone), at(900), new(4, now)).await;

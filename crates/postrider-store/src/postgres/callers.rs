@@ -51,19 +51,19 @@ pub async fn api_keys(db: &Db, page: &Page<ApiKeyKey>) -> Result<Vec<ApiKey>> {
 }
 
 pub async fn revoke_api_key(turn: &Turn, key: ApiKeyKey, at: Timestamp) -> Result<Option<ApiKey>> {
-    let sql = "UPDATE api_key SET revoked_at = $2 WHERE key = $1 AND revoked_at IS NULL";
+    let sql = "UPDATE api_key SET revoked_at = least(revoked_at, $2) WHERE key = $1";
     execute(turn.db(), sql, &[&key.0, &at.as_millis()]).await?;
     api_key(turn.db(), key).await
 }
 
 pub async fn rotate_api_key(turn: &Turn, old: ApiKeyKey, until: Timestamp, new: &ApiKey) -> Result<Put> {
-    if !api_key(turn.db(), old).await?.is_some_and(|old| old.holds(new.created_at)) {
+    if !api_key(turn.db(), old).await?.is_some_and(|old| old.can_be_replaced(new.created_at)) {
         return Ok(Err(PutError::Changed));
     }
     if let Err(refusal) = put_api_key(turn, new).await? {
         return Ok(Err(refusal));
     }
-    let sql = "UPDATE api_key SET expires_at = least(expires_at, $2) WHERE key = $1";
+    let sql = "UPDATE api_key SET revoked_at = $2 WHERE key = $1";
     execute(turn.db(), sql, &[&old.0, &until.as_millis()]).await?;
     Ok(Ok(()))
 }

@@ -51,13 +51,13 @@ pub fn api_keys(connection: &Connection, page: &Page<ApiKeyKey>) -> rusqlite::Re
 pub fn revoke_api_key(batch: &Batch<'_>, key: ApiKeyKey, at: Timestamp) -> rusqlite::Result<Option<ApiKey>> {
     batch
         .transaction
-        .prepare_cached("UPDATE api_key SET revoked_at = ?2 WHERE key = ?1 AND revoked_at IS NULL")?
+        .prepare_cached("UPDATE api_key SET revoked_at = min(coalesce(revoked_at, ?2), ?2) WHERE key = ?1")?
         .execute((key.0, at.as_millis()))?;
     api_key(&batch.transaction, key)
 }
 
 pub fn rotate_api_key(batch: &Batch<'_>, old: ApiKeyKey, until: Timestamp, new: &ApiKey) -> rusqlite::Result<Put> {
-    if !api_key(&batch.transaction, old)?.is_some_and(|old| old.holds(new.created_at)) {
+    if !api_key(&batch.transaction, old)?.is_some_and(|old| old.can_be_replaced(new.created_at)) {
         return Ok(Err(PutError::Changed));
     }
     if let Err(refusal) = put_api_key(batch, new)? {
@@ -65,7 +65,7 @@ pub fn rotate_api_key(batch: &Batch<'_>, old: ApiKeyKey, until: Timestamp, new: 
     }
     batch
         .transaction
-        .prepare_cached("UPDATE api_key SET expires_at = min(coalesce(expires_at, ?2), ?2) WHERE key = ?1")?
+        .prepare_cached("UPDATE api_key SET revoked_at = ?2 WHERE key = ?1")?
         .execute((old.0, until.as_millis()))?;
     Ok(Ok(()))
 }

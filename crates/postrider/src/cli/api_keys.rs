@@ -150,7 +150,7 @@ fn row(key: &Value) -> Vec<String> {
     let text = |name: &str| print::escaped_word(key[name].as_str().unwrap_or("-"), 100);
     let scopes: Vec<&str> = key["scopes"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let scopes = print::escaped_word(&scopes.join(","), 100);
-    let ends = if key["revokedAt"].is_null() { text("expiresAt") } else { "revoked".to_owned() };
+    let ends = if key["revokedAt"].is_null() { text("expiresAt") } else { format!("revoked {}", text("revokedAt")) };
     vec![text("id"), text("name"), scopes, text("appId"), text("lastUsedAt"), ends]
 }
 

@@ -179,7 +179,7 @@ async fn revoke(State(api): State<Arc<Api>>, Named(key): Named, query: Query, _:
     responses(
         (status = 201, body = ApiKeyMadeOut),
         (status = 404, body = HttpErrorOut),
-        (status = 409, body = HttpErrorOut, description = "It has ended already"),
+        (status = 409, body = HttpErrorOut, description = "It has ended, or has been replaced already"),
         (status = 422, body = HttpValidationError),
     ))]
 async fn rotate(
@@ -201,7 +201,9 @@ async fn rotate(
         Wanted { name: old.name, scopes: old.scopes, app: old.app, expires_at: life.map(|life| now.plus(life)) };
     let (made, token) = make(&api, wanted, now).await?;
     match api.store.rotate_api_key(key, now.plus(overlap), made.clone()).await {
-        Err(PutError::Changed) => return Err(Error::Conflict("This key has ended; make a new one".into())),
+        Err(PutError::Changed) => {
+            return Err(Error::Conflict("This key has ended, or has been replaced already; make a new one".into()));
+        }
         written => written?,
     }
     api.credentials.forget_all();

@@ -1,8 +1,8 @@
 //! Who changed what by the API: written down for every operation that `doors` says so of.
 //!
 //! Ids and names, never bodies: nothing that is secret, and nothing of what messages say, gets there. An entry is written
-//! after the call and before its answer, also if the caller has gone away meanwhile. Who does not get in is not in it: the
-//! log would be strangers' to fill.
+//! after the call and before its answer, also if the caller has gone away meanwhile. Who does not get in is not in it, nor
+//! what an application's own token or key was refused: the log, of which nothing can be deleted, would be strangers' to fill.
 
 use super::{
     Api,
@@ -29,7 +29,8 @@ use axum::{
 use http::StatusCode;
 use postrider_store::{AuditEntry, AuditFilter, AuditKey, Metadata, Order, StoreError};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::sync::Semaphore;
 use tracing::error;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -111,9 +112,16 @@ pub async fn keep(State(api): State<Arc<Api>>, request: Request, next: Next) -> 
     let origin = parts.extensions.get::<Peer>().map(|peer| peer.0.to_string());
     let named = path_params(&mut parts).await;
     let request = Request::from_parts(parts, body);
+    let Ok(place) = CARRIED_OUT.try_acquire() else {
+        return Error::Unavailable { retry_after: RETRY_AFTER }.into_response();
+    };
     let carried_out = async move {
+        let _place = place;
         let (response, made) = made_by(next.run(request).await).await;
         let Some(bearer) = notice.bearer() else { return response };
+        if response.status().is_client_error() && matches!(bearer.principal, Principal::Application { .. }) {
+            return response;
+        }
         let (actor, token) = who(&api.ids, bearer);
         let mut objects = Metadata::new();
         for (name, value) in named.iter().flat_map(|params| params.iter()) {
@@ -186,3 +194,7 @@ fn shown(text: &str) -> String {
 }
 
 const SHOWN_MAX: usize = 128;
+
+/// So many at a time. What goes on without its caller is not bounded by the callers' connections.
+static CARRIED_OUT: Semaphore = Semaphore::const_new(256);
+const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use super::{
     auth::InApp,
     endpoints::{PutOutcome, reseal},
     error::{Error, HttpErrorOut, HttpValidationError},
-    extract::{JsonBytes, Query, parse},
+    extract::{JsonBytes, NoBody, Query, parse},
     idempotency::json,
     time::Time,
 };
@@ -177,7 +177,7 @@ async fn put(
         (status = 204),
         (status = 404, body = HttpErrorOut, description = "There is no such endpoint, or it has none"),
     ))]
-async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
+async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody) -> Result<StatusCode, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let remove = |private: Private| match private.client_tls {

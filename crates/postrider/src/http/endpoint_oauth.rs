@@ -6,13 +6,12 @@ use super::{
     endpoint_headers,
     endpoints::{PutOutcome, reseal},
     error::{Error, HttpErrorOut, HttpValidationError},
-    extract::{JsonBytes, Query, parse},
+    extract::{JsonBytes, NoBody, Query, parse},
     fields::Strings,
     idempotency::json,
 };
 use crate::{
     oauth::{JwtKey, OauthSettings, Proof},
-    rules::headers::is_sensitive,
     tokens::Capability,
     transport::url::{EndpointUrl, UrlRules},
     vault::Private,
@@ -95,7 +94,8 @@ pub enum SigningAlgorithm {
     RS256,
 }
 
-/// Without what proves who we are, and without extra headers and parameters whose names speak of credentials.
+/// Without what proves who we are: of extra headers and parameters, only such as are known to be none of it, and of the token's
+/// URL, no query.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointOauthConfigOut {
@@ -111,7 +111,8 @@ pub struct EndpointOauthConfigOut {
 impl EndpointOauthConfigOut {
     fn of(settings: OauthSettings) -> Self {
         let shown = |all: BTreeMap<String, String>| {
-            let plain: BTreeMap<_, _> = all.into_iter().filter(|(name, _)| !is_sensitive(name)).collect();
+            let is_plain = |name: &str| SHOWN.iter().any(|shown| name.eq_ignore_ascii_case(shown));
+            let plain: BTreeMap<_, _> = all.into_iter().filter(|(name, _)| is_plain(name)).collect();
             Some(plain).filter(|plain| !plain.is_empty())
         };
         Self {
@@ -121,7 +122,7 @@ impl EndpointOauthConfigOut {
                 Proof::Post { .. } => AuthMethod::ClientSecretPost,
                 Proof::Jwt { .. } => AuthMethod::ClientSecretJwt,
             },
-            token_url: settings.token_url,
+            token_url: settings.token_url.split(['?', '#']).next().unwrap_or_default().to_owned(),
             client_id: settings.client_id,
             scopes: Some(settings.scopes).filter(|scopes| !scopes.is_empty()),
             extra_headers: shown(settings.extra_headers),
@@ -290,7 +291,7 @@ async fn put(
         (status = 204),
         (status = 404, body = HttpErrorOut, description = "There is no such endpoint, or it wants no tokens"),
     ))]
-async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
+async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody) -> Result<StatusCode, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let remove = |private: Private| match private.oauth {
@@ -313,6 +314,8 @@ async fn write(
 
 const TEXT_WANTED: &str = "must be 1 to 4096 bytes of text without control characters";
 const TEXT_MAX: usize = 4_096;
+/// Extra headers and parameters that say for whom a token is to be, and prove nothing.
+const SHOWN: [&str; 6] = ["accept", "audience", "realm", "resource", "tenant", "x-tenant"];
 const SCOPES_MAX: usize = 100;
 const SCOPE_MAX: usize = 256;
 const PARAMS_MAX: usize = 50;
@@ -355,7 +358,8 @@ mod tests {
         let body = basic(json!({
             "scopes": ["read"],
             "extraHeaders": {"x-tenant": "acme", "x-api-key": "canary"},
-            "extraParams": {"audience": "them", "some_token": "canary"},
+            "extraParams": {"audience": "them", "some_token": "canary", "api_key": "canary", "whatever": "canary"},
+            "tokenUrl": "https://example.com/token?code=canary",
         }));
         let shown = serde_json::to_value(EndpointOauthConfigOut::of(read(&body).ok().unwrap())).unwrap();
         let expected = json!({

@@ -8,6 +8,7 @@ pub fn is_forbidden(name: &str) -> bool {
 /// Headers whose values are credentials, by all that their names tell.
 pub fn is_sensitive(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
+    // Rather one too many: who set it knows what it is.
     SENSITIVE_PARTS.iter().any(|part| name.contains(part))
 }
 
@@ -35,5 +36,5 @@ const FORBIDDEN: [&str; 18] = [
 const FORBIDDEN_PREFIXES: [&str; 8] =
     ["content-", "postrider-", "proxy-", "svix-", "webhook-", "x-amz-", "x-google-", "x-svix-"];
 
-const SENSITIVE_PARTS: [&str; 9] =
-    ["authorization", "authenticate", "token", "secret", "password", "api-key", "apikey", "cookie", "credential"];
+const SENSITIVE_PARTS: [&str; 11] =
+    ["auth", "token", "secret", "pass", "key", "cookie", "credential", "assertion", "session", "jwt", "signature"];

@@ -14,9 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Sends a byte now and then until the server hangs up. What it said, and after how long.
-fn drip(mut stream: TcpStream, begun: &str, byte: u8) -> (Vec<u8>, Duration) {
-    let start = Instant::now();
+/// Sends a byte now and then until the server hangs up. What it said, and how long after `start`, when the connection was opened.
+fn drip(mut stream: TcpStream, start: Instant, begun: &str, byte: u8) -> (Vec<u8>, Duration) {
     let mut heard = Vec::new();
     let mut piece = [0; 4096];
     stream.set_read_timeout(Some(Duration::from_millis(250))).expect("a socket");
@@ -48,8 +47,9 @@ fn row_slow_heads_and_bodies() {
                     4 => (&*body_begun, false),
                     _ => (&*chunk_begun, false),
                 };
+                let start = Instant::now();
                 let stream = place.connect();
-                scope.spawn(move || (drip(stream, begun, b'x'), begun, is_head))
+                scope.spawn(move || (drip(stream, start, begun, b'x'), begun, is_head))
             })
             .collect();
         for _ in 0..20 {
