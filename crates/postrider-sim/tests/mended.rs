@@ -7,11 +7,12 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 22] = [
+const ONCE_WRONG: [(u64, u64, &str); 23] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
     (349, 1_000, "a node that had been out of touch sent before it had heard of a pause"),
+    (516, 10_700, "what a node accepted for lanes before it served them was overtaken by what it accepted after"),
     (761, 1_000, "the lane of a deleted endpoint sent, without the limits of the endpoint"),
     (1_339, 1_370, "the judge took a resend past a breaker that buries for the delivery's own try"),
     (1_339, 1_715, "the judge took a resend for the delivery's own try, which was answered and not on record"),

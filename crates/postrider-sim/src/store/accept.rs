@@ -91,12 +91,18 @@ fn count(
 ) -> (Vec<(EndpointKey, u64)>, Vec<EndpointKey>) {
     let (mut sequences, mut behind) = (Vec::new(), Vec::new());
     let me = batch.tenure().0;
+    // What it accepts for lanes that it does not serve yet it hears of when it does, and not at once: like another's.
+    let from = match batch.kind {
+        Kind::Alone => me,
+        Kind::Many if batch.memory.standing.owned.has_lanes_of(message.app) => me,
+        Kind::Many => NOBODY,
+    };
     for endpoint in &message.owed {
         let Some(counter) = counter(message, *endpoint, order) else { continue };
         let fresh = Counter { last: 0, last_key: 0, last_node: me, used_at: message.at };
         let counted = batch.tables.counters.entry(counter).or_insert(fresh);
         let is_foreign = counted.last_node != me;
-        *counted = Counter { last: counted.last + 1, last_key: key.raw(), last_node: me, used_at: message.at };
+        *counted = Counter { last: counted.last + 1, last_key: key.raw(), last_node: from, used_at: message.at };
         sequences.push((*endpoint, counted.last));
         if is_foreign && let Some(lane) = batch.tables.lanes.get(endpoint) {
             let waits = counter.1.is_none_or(|order| lane.run(order).is_some());
@@ -107,6 +113,9 @@ fn count(
     }
     (sequences, behind)
 }
+
+/// No node has this number.
+const NOBODY: i64 = 0;
 
 fn insert(
     batch: &mut Batch<'_>,

@@ -302,10 +302,15 @@ async fn take_event_ids(db: &Db, batch: &mut [Incoming<'_>]) -> Result<()> {
 /// Which number each message has at each endpoint that counts it.
 async fn count(db: &Db, here: &Here<'_>, batch: &mut [Incoming<'_>]) -> Result<()> {
     let mut wanted: BTreeMap<(i64, i64), Vec<i64>> = BTreeMap::new();
+    let mut served: HashSet<(i64, i64)> = HashSet::new();
     let mut used_at = 0;
     for incoming in batch.iter().filter(|incoming| incoming.is_new()) {
+        let is_served = here.owned.has_lanes_of(incoming.message.app);
         for counter in incoming.message.owed.iter().filter_map(|endpoint| incoming.counter(*endpoint)) {
             wanted.entry(counter).or_default().push(incoming.key);
+            if is_served {
+                served.insert(counter);
+            }
             used_at = used_at.max(incoming.message.at.as_millis());
         }
     }
@@ -356,19 +361,24 @@ async fn count(db: &Db, here: &Here<'_>, batch: &mut [Incoming<'_>]) -> Result<(
     }
     execute(
         db,
-        "UPDATE sequence SET last_key = new.last_key, last_node = $4
-         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS new (endpoint, order_key, last_key)
+        "UPDATE sequence SET last_key = new.last_key, last_node = new.last_node
+         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
+             AS new (endpoint, order_key, last_key, last_node)
          WHERE sequence.endpoint = new.endpoint AND sequence.order_key = new.order_key",
         &[
             &wanted.keys().map(|(endpoint, _)| *endpoint).collect::<Vec<_>>(),
             &wanted.keys().map(|(_, order)| *order).collect::<Vec<_>>(),
             &wanted.values().map(|keys| keys[keys.len() - 1]).collect::<Vec<_>>(),
-            &here.node,
+            // What it accepts for lanes that it does not serve yet it hears of when it does, and not at once: like another's.
+            &wanted.keys().map(|counter| if served.contains(counter) { here.node } else { NOBODY }).collect::<Vec<_>>(),
         ],
     )
     .await?;
     Ok(())
 }
+
+/// No node has this number.
+const NOBODY: i64 = 0;
 
 /// Whose rows a batch may add to or take from, and what counts those.
 pub fn runs_of<'b>(

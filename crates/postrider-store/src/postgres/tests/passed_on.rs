@@ -67,6 +67,33 @@ async fn what_is_bound_by_an_order_reaches_the_owner_by_a_row() {
     assert_eq!(load(&*one.store, loose, at(1)).await, []);
 }
 
+/// What a node accepted before it served the lanes it hears of some time after it does. What it accepts in between stands
+/// behind that, and is not handed over beside it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_accepted_before_the_lanes_were_served_is_not_overtaken() {
+    let url = fresh_url().await;
+    let (owner, app, endpoint) = idle_owner(&url).await;
+    let keyed = |fifo: bool| {
+        let mut new = NewMessage { owed: vec![endpoint], ..message(app, START) };
+        match fifo {
+            true => new.fifo = vec![endpoint],
+            false => new.content.ordering_key = Some("a".to_owned()),
+        }
+        new
+    };
+    for (ordering, fifo) in [(Ordering::Keyed, false), (Ordering::Fifo, true)] {
+        let first = accept(&owner, keyed(fifo)).await;
+        owner.own(owner.tenure(), Shards::ALL).unwrap();
+        let second = accept(&owner, keyed(fifo)).await;
+        let expected = [scheduled(endpoint, first), scheduled(endpoint, second)];
+        assert_eq!(ids(&load_in(&owner, endpoint, ordering, at(1)).await), expected, "both have rows");
+        let gone = |id| Settlement { order: (!fifo).then(|| OrderKey::of("a")), ..stored(delivered(id, at(1))) };
+        settle(&owner, expected.map(gone).to_vec()).await;
+        owner.disown(owner.tenure(), Shards::ALL).await.unwrap();
+        owner.writer.shared().tell(vec![Committed::Offered { tenure: owner.tenure(), shards: Shards::ALL }]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_owner_did_not_read_before_it_died_gets_a_row() {
     let url = fresh_url().await;
