@@ -13,19 +13,28 @@ use crate::config::LogFormat;
 use anyhow::Context;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::io::{self, IsTerminal};
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
+use tracing_subscriber::{EnvFilter, Layer, filter::filter_fn, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Sends log lines to standard error from a thread of their own. The guard writes the rest when it is dropped.
 pub fn start_logs(filter: &str, format: LogFormat) -> anyhow::Result<LinesGuard> {
     let filter = EnvFilter::try_new(filter).context("reading the log filter")?;
     let (lines, guard) = lines::to(io::stderr(), format);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines);
-    let started = match format {
-        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).with_ansi(false).try_init(),
+    let shown = tracing_subscriber::fmt::layer().with_writer(lines);
+    let shown = match format {
+        LogFormat::Text => shown.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => shown.json().flatten_event(true).with_ansi(false).boxed(),
     };
+    let logs = tracing_subscriber::registry().with(filter).with(filter_fn(is_ours_to_show)).with(shown);
+    let started = logs.try_init();
     started.map_err(|error| anyhow::anyhow!(error)).context("starting the logs")?;
     Ok(guard)
+}
+
+/// The client of the database tells with every statement what it is carried out with: payloads, addresses with their queries.
+/// No filter that is set shows those.
+fn is_ours_to_show(about: &Metadata<'_>) -> bool {
+    *about.level() <= Level::INFO || !about.target().starts_with("tokio_postgres")
 }
 
 /// Makes the process count. The handle renders what `/metrics` shows.
