@@ -22,41 +22,50 @@ use support::house::House;
 #[ignore = "needs the machine for itself, and an optimised build"]
 async fn the_time_of_a_refusal_does_not_tell_what_exists() {
     let house = House::new();
-    let id = |value: Value| value["id"].as_str().expect("an id").to_owned();
-    let (mut own, mut foreign) = (Vec::new(), Vec::new());
-    for (uid, list) in [("own", &mut own), ("foreign", &mut foreign)] {
-        list.push(id(house.post("app", json!({"name": uid, "uid": uid})).await.expect(201)));
-        let endpoint = json!({"url": "https://example.com/", "uid": format!("{uid}-hook")});
-        list.push(id(house.post(&format!("app/{uid}/endpoint"), endpoint).await.expect(201)));
-        let message = json!({"eventType": "a", "eventId": format!("{uid}-message"), "payload": {}});
-        list.push(id(house.post(&format!("app/{uid}/msg"), message).await.expect(202)));
+    house.post("app", json!({"name": "own", "uid": "own"})).await.expect(201);
+    let mut foreign = Vec::new();
+    for number in 0..THINGS {
+        foreign.push(Foreign::make(&house, &format!("foreign-{number}")).await);
     }
-    // Ids that were never given, near those that were.
-    let near = |id: &str, kind: &str| match kind {
-        "app" => house.api.ids.id_of(AppKey::new(house.api.ids.key_of::<AppKey>(id).expect("an id").raw() + 1_000_003)),
-        "endpoint" => house
-            .api
-            .ids
-            .id_of(EndpointKey::new(house.api.ids.key_of::<EndpointKey>(id).expect("an id").raw() + 1_000_003)),
-        _ => house
-            .api
-            .ids
-            .id_of(MessageKey::new(house.api.ids.key_of::<MessageKey>(id).expect("an id").raw() + 1_000_003)),
-    };
-    let token = house.app_token(&own[0], &Access::full());
+    let ids = &house.api.ids;
+    let all = |pick: fn(&Foreign) -> &String| foreign.iter().map(pick).cloned().collect::<Vec<_>>();
+    let named = |prefix: &str, suffix: &str| (0..THINGS).map(|n| format!("{prefix}-{n}{suffix}")).collect::<Vec<_>>();
+    let token = house.app_token("own", &Access::full());
+    // Many of each: how long it takes to read one id differs from another's by more than is looked for here.
     for (name, path, there, not_there) in [
-        ("an application's id", "app/{}", foreign[0].clone(), near(&foreign[0], "app")),
-        ("an application's uid", "app/{}/endpoint", "foreign".to_owned(), "unknown".to_owned()),
-        ("an endpoint's id", "app/own/endpoint/{}", foreign[1].clone(), near(&foreign[1], "endpoint")),
-        ("an endpoint's uid", "app/own/endpoint/{}", "foreign-hook".to_owned(), "unknown-hook".to_owned()),
-        ("a message's id", "app/own/msg/{}", foreign[2].clone(), near(&foreign[2], "message")),
-        ("a message's eventId", "app/own/msg/{}", "foreign-message".to_owned(), "unknown-message".to_owned()),
+        (
+            "an application's id",
+            "app/{}",
+            all(|it| &it.app),
+            nobodys(&all(|it| &it.app), |id| {
+                ids.id_of(AppKey::new(ids.key_of::<AppKey>(id).expect("an id").raw() + FAR))
+            }),
+        ),
+        ("an application's uid", "app/{}/endpoint", named("foreign", ""), named("unknown", "")),
+        (
+            "an endpoint's id",
+            "app/own/endpoint/{}",
+            all(|it| &it.endpoint),
+            nobodys(&all(|it| &it.endpoint), |id| {
+                ids.id_of(EndpointKey::new(ids.key_of::<EndpointKey>(id).expect("an id").raw() + FAR))
+            }),
+        ),
+        ("an endpoint's uid", "app/own/endpoint/{}", named("foreign", "-hook"), named("unknown", "-hook")),
+        (
+            "a message's id",
+            "app/own/msg/{}",
+            all(|it| &it.message),
+            nobodys(&all(|it| &it.message), |id| {
+                ids.id_of(MessageKey::new(ids.key_of::<MessageKey>(id).expect("an id").raw() + FAR))
+            }),
+        ),
+        ("a message's eventId", "app/own/msg/{}", named("foreign", "-message"), named("unknown", "-message")),
     ] {
-        let paths = [path.replace("{}", &there), path.replace("{}", &not_there)];
+        let paths = [there, not_there].map(|list| list.iter().map(|id| path.replace("{}", id)).collect::<Vec<_>>());
         let mut samples = Samples::new();
         while let Some(kind) = samples.next() {
-            let request =
-                Request::get(format!("/api/v1/{}", paths[kind])).header("authorization", format!("Bearer {token}"));
+            let path = &paths[kind][samples.rng.random_range(0..THINGS)];
+            let request = Request::get(format!("/api/v1/{path}")).header("authorization", format!("Bearer {token}"));
             let request = request.body(Body::empty()).expect("a request");
             let start = Instant::now();
             let reply = house.ask(request).await;
@@ -65,6 +74,30 @@ async fn the_time_of_a_refusal_does_not_tell_what_exists() {
         }
         samples.judge(&format!("{name}, another's or nobody's"));
     }
+}
+
+/// What another application has.
+struct Foreign {
+    app: String,
+    endpoint: String,
+    message: String,
+}
+
+impl Foreign {
+    async fn make(house: &House, uid: &str) -> Self {
+        let id = |value: Value| value["id"].as_str().expect("an id").to_owned();
+        let app = id(house.post("app", json!({"name": uid, "uid": uid})).await.expect(201));
+        let endpoint = json!({"url": "https://example.com/", "uid": format!("{uid}-hook")});
+        let endpoint = id(house.post(&format!("app/{uid}/endpoint"), endpoint).await.expect(201));
+        let message = json!({"eventType": "a", "eventId": format!("{uid}-message"), "payload": {}});
+        let message = id(house.post(&format!("app/{uid}/msg"), message).await.expect(202));
+        Self { app, endpoint, message }
+    }
+}
+
+/// Ids that were never given, near those that were.
+fn nobodys(given: &[String], near: impl Fn(&str) -> String) -> Vec<String> {
+    given.iter().map(|id| near(id)).collect()
 }
 
 #[test]
@@ -151,6 +184,10 @@ fn welch(one: &[f64], other: &[f64]) -> f64 {
 fn mean(list: &[f64]) -> f64 {
     list.iter().sum::<f64>() / list.len() as f64
 }
+
+/// So many of each kind there are, and so far from them are those that nobody has.
+const THINGS: usize = 200;
+const FAR: i64 = 1_000_003;
 
 /// What is usual for such tests: one in a hundred thousand by chance.
 const T_MAX: f64 = 4.5;
