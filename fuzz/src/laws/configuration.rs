@@ -30,7 +30,8 @@ pub fn check(data: &[u8]) {
     let table = format!("[{{\"url\": \"postgres://user:{SECRET}@{variables}\", \"name\": \"{file}\"}}]");
     for more in [("JWT_SECRET", secret.as_str()), ("DATABASE_URL", address.as_str()), ("OUTBOXES", table.as_str())] {
         let shown = match load(Sources::default(), &[more]) {
-            Ok(settings) => format!("{settings:?}"),
+            // As a whole they have no `Debug`; of these parts that have one, neither shows it.
+            Ok(settings) => format!("{:?} {:?}", settings.database_url, settings.outboxes),
             Err(error) => format!("{error} {error:?}"),
         };
         assert!(!shown.contains(SECRET), "{shown}");

@@ -36,7 +36,7 @@ use tracing_subscriber::EnvFilter;
 use url::Url;
 use values::{Port, Size};
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     pub listen: SocketAddr,
     /// `None`: in the clear.
@@ -107,7 +107,7 @@ pub enum SignatureType {
     Ed25519,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TokenSettings {
     pub algorithm: TokenAlgorithm,
     pub key: TokenKey,
@@ -147,7 +147,7 @@ impl TokenSettings {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum TokenKey {
     /// The secret made at first start.
     Keyring,
@@ -159,7 +159,8 @@ pub enum TokenKey {
     },
 }
 
-/// Text that no log and no error message may show.
+/// Text that no log, no error message and no answer may show: it has no `Debug`, no `Display` and no `Serialize`, so that
+/// whatever would show it by mistake does not compile.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
 pub struct Hidden(String);
@@ -174,21 +175,9 @@ impl Hidden {
     }
 }
 
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-/// No log and no error message may show them.
+/// As `Hidden` is.
 #[derive(Clone)]
 pub struct EncryptionKeys(Vec<[u8; 32]>);
-
-impl fmt::Debug for EncryptionKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EncryptionKeys({})", self.0.len())
-    }
-}
 
 impl Settings {
     /// That take the place of those in the data folder, if any do.

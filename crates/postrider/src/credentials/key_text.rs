@@ -137,7 +137,6 @@ mod tests {
         let other = KeyTexts::new(IdCodec::new([7; 16]), &[8; 32]).read(text.reveal()).unwrap();
         assert!(!other.is(&stored(ApiKeyKey(42), hash)), "the hash is keyed");
         assert!(!text.reveal().contains(&String::from_utf8_lossy(&hash).into_owned()));
-        assert_eq!(format!("{text:?}"), "***");
     }
 
     #[test]
