@@ -187,7 +187,7 @@ impl Server {
         let api = Arc::new(Api {
             guesses: http::guesses::Guesses::default(),
             key_guesses: http::guesses::Guesses::default(),
-            store: Arc::clone(&store),
+            records: http::auth::records::Records::new(Arc::clone(&store)),
             ids,
             vault,
             credentials: Arc::clone(&credentials),

@@ -396,7 +396,7 @@ async fn secrets_and_headers_do_not_lie_open_on_the_disk() {
     let body = json!({"url": "https://example.com", "secret": secret, "headers": {"authorization": "headercanary"}});
     house.post_with_key("app/acme/endpoint", "auto_s", body).await.expect(201);
     house.post_with_key("app/acme/endpoint/hook/secret/rotate", "auto_t", json!({"key": secret})).await.expect(200);
-    house.api.store.close().await;
+    house.store.close().await;
     for file in std::fs::read_dir(house.folder.path()).unwrap() {
         let path = file.unwrap().path();
         let Ok(bytes) = std::fs::read(&path) else { continue };

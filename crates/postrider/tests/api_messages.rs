@@ -11,7 +11,7 @@ use postrider::{
     config::{TokenAlgorithm, TokenKey, TokenSettings},
     credentials::{Credentials, key_text::KeyTexts},
     directory::Directory,
-    http::{Api, ApiSettings, router},
+    http::{Api, ApiSettings, auth::records::Records, router},
     ids::IdCodec,
     ingest::Ingest,
     keyring::Keyring,
@@ -24,7 +24,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger,
     policy::{Class, DeathReason, Delay, DisableReason, Next, Ordering, Progress, Rule},
 };
-use postrider_store::{Application, AttemptRecord, Disabled, Endpoint, Expect, Settlement};
+use postrider_store::{Application, AttemptRecord, Disabled, Endpoint, Expect, Settlement, Store};
 use rand::{SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use std::{
@@ -52,6 +52,7 @@ on_both_stores! {
 
 struct Bench {
     api: Arc<Api>,
+    store: Arc<dyn Store>,
     router: Router,
     token: String,
     _folder: tempfile::TempDir,
@@ -77,7 +78,7 @@ impl Bench {
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
-            store,
+            records: Records::new(Arc::clone(&store)),
             ids,
             vault,
             tasks: Arc::new(Tasks::default()),
@@ -86,7 +87,7 @@ impl Bench {
             rng: Mutex::new(StdRng::seed_from_u64(1)),
             settings: ApiSettings::default(),
         });
-        Self { router: router(Arc::clone(&api)), api, token, _folder: folder }
+        Self { router: router(Arc::clone(&api)), api, store, token, _folder: folder }
     }
 
     async fn with_application(store: StoreKind) -> (Self, AppKey) {
@@ -97,7 +98,7 @@ impl Bench {
 
     async fn application(&self, uid: &str) -> AppKey {
         let now = clock::now();
-        let key = AppKey::new(self.api.store.mint(now).await.unwrap());
+        let key = AppKey::new(self.store.mint(now).await.unwrap());
         let application = Application {
             key,
             version: 1,
@@ -109,13 +110,13 @@ impl Bench {
             created_at: now,
             updated_at: now,
         };
-        self.api.store.put_application(application, Expect::Absent, None).await.expect("a new application");
+        self.store.put_application(application, Expect::Absent, None).await.expect("a new application");
         key
     }
 
     async fn endpoint(&self, app: AppKey, disabled: bool) -> EndpointKey {
         let now = clock::now();
-        let key = EndpointKey::new(self.api.store.mint(now).await.unwrap());
+        let key = EndpointKey::new(self.store.mint(now).await.unwrap());
         let private = Private::default();
         let endpoint = Endpoint {
             key,
@@ -134,7 +135,7 @@ impl Bench {
             created_at: now,
             updated_at: now,
         };
-        self.api.store.put_endpoint(endpoint, Expect::Absent, None).await.expect("a new endpoint");
+        self.store.put_endpoint(endpoint, Expect::Absent, None).await.expect("a new endpoint");
         self.api.directory.changed(app);
         key
     }
@@ -211,7 +212,7 @@ impl Bench {
             health: None,
             disable: None,
         };
-        self.api.store.settle(self.api.store.tenure(), Arc::new(vec![settlement])).await.expect("a settlement");
+        self.store.settle(self.store.tenure(), Arc::new(vec![settlement])).await.expect("a settlement");
     }
 }
 
@@ -366,7 +367,7 @@ async fn a_resend_to_a_disabled_endpoint_is_held_and_not_forgotten(store: StoreK
     for _ in 0..2 {
         assert_eq!(bench.post(&path, Some("once"), "").await, (StatusCode::ACCEPTED, json!({})));
     }
-    let waiting = bench.api.store.load(endpoint, Ordering::None, clock::now(), 10).await.expect("the lane");
+    let waiting = bench.store.load(endpoint, Ordering::None, clock::now(), 10).await.expect("the lane");
     let found: Vec<_> = waiting.deliveries.iter().map(|waiting| waiting.id).collect();
     assert_eq!(found, [DeliveryId { endpoint, message, trigger: Trigger::Manual }]);
 }
@@ -439,23 +440,23 @@ async fn a_payload_with_its_own_time_to_live_is_kept_that_long(store: StoreKind)
     let long = Duration::from_hours(1_000);
     let retention =
         postrider_store::Retention { payloads: long, attempts: long, dead_letters: long, idempotency: long };
-    while bench.api.store.tidy(later(2), retention).await.expect("tidied") {}
+    while bench.store.tidy(later(2), retention).await.expect("tidied") {}
     assert_eq!(bench.get(&format!("acme/msg/{id}")).await.1["payload"], json!({"expired": true}));
-    assert!(bench.api.store.message(app, postrider_store::By::Key(key)).await.expect("read").is_some());
+    assert!(bench.store.message(app, postrider_store::By::Key(key)).await.expect("read").is_some());
 }
 
 #[tokio::test]
 async fn a_stored_header_that_may_not_be_set_any_more_is_not_sent() {
     let (bench, app) = Bench::with_application(StoreKind::Sqlite).await;
     let key = bench.endpoint(app, false).await;
-    let stored = bench.api.store.endpoint(app, postrider_store::By::Key(key)).await.unwrap().expect("it was made");
+    let stored = bench.store.endpoint(app, postrider_store::By::Key(key)).await.unwrap().expect("it was made");
     let headers = [("Host", "elsewhere"), ("transfer-encoding", "chunked"), ("webhook-id", "x"), ("X-Mine", "1")];
     let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let private = Private { headers, ..Private::default() };
     let sealed = bench.api.vault.seal(key, &private, &mut StdRng::seed_from_u64(2));
     let version = stored.version;
     let endpoint = Endpoint { sealed, version: version + 1, ..stored };
-    bench.api.store.put_endpoint(endpoint, Expect::Version(version), None).await.expect("a change");
+    bench.store.put_endpoint(endpoint, Expect::Version(version), None).await.expect("a change");
     bench.api.directory.changed(app);
     let entry = bench.api.directory.application(&postrider_store::By::Key(app)).await.unwrap().expect("it is there");
     let sent: Vec<_> = entry.endpoints[0].headers.keys().map(http::HeaderName::as_str).collect();

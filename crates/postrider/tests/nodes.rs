@@ -71,7 +71,7 @@ impl Place {
         let house = self.house_with(times).await;
         let transport = Transport::new(TransportConfig::new(AddressGuard::new(own_machine()))).expect("a transport");
         let api = &house.api;
-        let (store, directory) = (Arc::clone(&api.store), Arc::clone(&api.directory));
+        let (store, directory) = (Arc::clone(&house.store), Arc::clone(&api.directory));
         let dispatch = Dispatch::new(Means {
             store,
             directory,
@@ -104,7 +104,7 @@ impl Node {
     async fn stop(self) {
         self.stop.send_replace(true);
         self.dispatching.await.expect("the dispatcher ends by itself");
-        self.house.api.store.close().await;
+        self.house.store.close().await;
     }
 }
 
@@ -146,7 +146,7 @@ async fn a_message_is_owed_to_an_endpoint_that_another_node_has_just_added() {
     assert_eq!(refused.status, 503, "{}", refused.text);
     assert_eq!(two.post("app/acme/msg", json!({"eventType": "a.b", "payload": {}})).await.status, 404);
     for house in [one, two] {
-        house.api.store.close().await;
+        house.store.close().await;
     }
 }
 
@@ -193,8 +193,8 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     sleepy.house.call("PUT", "app/acme", json!({"name": "Acme"})).await.expect(201);
     let body = json!({"url": receiver.url("/hook"), "ordering": "fifo"});
     sleepy.house.call("PUT", "app/acme/endpoint/hook", body).await.expect(201);
-    let first = sleepy.house.api.store.tenure();
-    eventually("the end of its lease", async || (!sleepy.house.api.store.may_send(first)).then_some(())).await;
+    let first = sleepy.house.store.tenure();
+    eventually("the end of its lease", async || (!sleepy.house.store.may_send(first)).then_some(())).await;
     for _ in 0..20 {
         send(&sleepy.house, "acme").await;
     }
@@ -206,7 +206,7 @@ async fn what_a_node_held_that_lost_its_lease_is_delivered_by_another_one_and_it
     eventually("what the other one held", async || arrived(&receiver, 20).then_some(())).await;
     eventually("the news that it is over", async || {
         send(&sleepy.house, "acme").await;
-        (sleepy.house.api.store.tenure() != first).then_some(())
+        (sleepy.house.store.tenure() != first).then_some(())
     })
     .await;
     let message = send(&sleepy.house, "acme").await;
@@ -233,7 +233,7 @@ async fn what_changed_while_a_node_was_not_one_of_them_holds_when_it_comes_back(
     node.house.call("PUT", "app/acme/endpoint/hook", json!({"url": before.url("/hook")})).await.expect(201);
     send(&node.house, "acme").await;
     before.wait_for("/hook", 1).await;
-    let tenure = node.house.api.store.tenure();
+    let tenure = node.house.store.tenure();
     // As another node would, that found its lease over: nobody tells it of what is changed then.
     let change = format!(
         "BEGIN; UPDATE shard SET node = NULL; DELETE FROM lease; DELETE FROM node;
@@ -241,9 +241,9 @@ async fn what_changed_while_a_node_was_not_one_of_them_holds_when_it_comes_back(
         after.url("/hook")
     );
     postrider_testbed::connect(&place.address).await.batch_execute(&change).await.expect("changed");
-    eventually("its return", async || (node.house.api.store.tenure() != tenure).then_some(())).await;
+    eventually("its return", async || (node.house.store.tenure() != tenure).then_some(())).await;
     eventually("that it serves again", async || {
-        let store = &node.house.api.store;
+        let store = &node.house.store;
         store.may_send(store.tenure()).then_some(())
     })
     .await;
@@ -262,7 +262,7 @@ async fn a_node_serves_its_lanes_while_it_reads_how_others_stand_that_it_takes_o
     let session = place.session().await;
     let shared = "(SELECT node FROM shard GROUP BY node HAVING node IS NOT NULL AND count(*) = 128) AS even";
     eventually("an even share", async || (count(&session, shared).await == 2).then_some(())).await;
-    let tenure = two.house.api.store.tenure().0;
+    let tenure = two.house.store.tenure().0;
     let apps = session.query("SELECT (key % 65521) % 256, uid FROM application", &[]).await.expect("applications");
     let shards = session.query("SELECT number FROM shard WHERE node = $1", &[&tenure]).await.expect("shards");
     let shards: Vec<i64> = shards.iter().map(|row| i64::from(row.get::<_, i16>(0))).collect();
@@ -296,7 +296,7 @@ async fn lanes_that_are_wanted_elsewhere_are_given_back_before_they_are_known() 
     let (place, receiver) = (Place::new().await, Receiver::start());
     let house = place.house().await;
     subscribe(&house, &receiver, APPS).await;
-    house.api.store.close().await;
+    house.store.close().await;
     let hidden = place.hide_healths().await;
     let one = place.node().await;
     place.are_entering(1).await;
@@ -315,7 +315,7 @@ async fn lanes_that_are_wanted_elsewhere_are_given_back_before_they_are_known() 
 #[tokio::test]
 async fn a_node_that_stops_while_it_reads_gives_back_what_it_was_offered() {
     let place = Place::new().await;
-    place.house().await.api.store.close().await;
+    place.house().await.store.close().await;
     let (hidden, session) = (place.hide_healths().await, place.session().await);
     let node = place.node().await;
     place.are_entering(1).await;
@@ -323,6 +323,6 @@ async fn a_node_that_stops_while_it_reads_gives_back_what_it_was_offered() {
     stop.send_replace(true);
     dispatching.await.expect("the dispatcher ends by itself");
     assert_eq!(count(&session, "shard WHERE node IS NOT NULL").await, 0);
-    house.api.store.close().await;
+    house.store.close().await;
     drop(hidden);
 }

@@ -104,10 +104,10 @@ impl ApiKeyOut {
         ("order" = Option<String>, Query, description = "ascending or descending (the default)"),
     ),
     responses((status = 200, body = ListOut<ApiKeyOut>)))]
-async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, environment: Environment, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Descending)?;
     query.finish()?;
-    let rows = api.store.api_keys(asked.page()).await?;
+    let rows = environment.store().api_keys(asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| ApiKeyOut::of(&api.ids, row));
     Ok(json(StatusCode::OK, &list))
 }
@@ -118,7 +118,7 @@ async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> 
     responses((status = 201, body = ApiKeyMadeOut), (status = 422, body = HttpValidationError)))]
 async fn create(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -145,7 +145,7 @@ async fn create(
         expires_at: expires_at.map(|end| end.0),
     };
     let (made, token) = make(&api, wanted, now).await?;
-    api.store.put_api_key(made.clone()).await?;
+    environment.store().put_api_key(made.clone()).await?;
     Ok(json(StatusCode::CREATED, &ApiKeyMadeOut { key: ApiKeyOut::of(&api.ids, made), token }))
 }
 
@@ -153,9 +153,9 @@ async fn create(
 #[utoipa::path(get, path = "/api/v1/api-key/{key_id}", operation_id = "v1.api-key.get", tag = "API Key",
     params(("key_id" = String, Path)),
     responses((status = 200, body = ApiKeyOut), (status = 404, body = HttpErrorOut)))]
-async fn get(State(api): State<Arc<Api>>, Named(key): Named, query: Query) -> Result<Response, Error> {
+async fn get(State(api): State<Arc<Api>>, Named { key, environment }: Named, query: Query) -> Result<Response, Error> {
     query.finish()?;
-    let found = api.store.api_key(key).await?.ok_or(Error::NotFound)?;
+    let found = environment.store().api_key(key).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &ApiKeyOut::of(&api.ids, found)))
 }
 
@@ -163,9 +163,14 @@ async fn get(State(api): State<Arc<Api>>, Named(key): Named, query: Query) -> Re
 #[utoipa::path(post, path = "/api/v1/api-key/{key_id}/revoke", operation_id = "v1.api-key.revoke", tag = "API Key",
     params(("key_id" = String, Path)),
     responses((status = 200, body = ApiKeyOut), (status = 404, body = HttpErrorOut)))]
-async fn revoke(State(api): State<Arc<Api>>, Named(key): Named, query: Query, _: NoBody) -> Result<Response, Error> {
+async fn revoke(
+    State(api): State<Arc<Api>>,
+    Named { key, environment }: Named,
+    query: Query,
+    _: NoBody,
+) -> Result<Response, Error> {
     query.finish()?;
-    let revoked = api.store.revoke_api_key(key, (api.clock)()).await?.ok_or(Error::NotFound)?;
+    let revoked = environment.store().revoke_api_key(key, (api.clock)()).await?.ok_or(Error::NotFound)?;
     api.credentials.forget_all();
     Ok(json(StatusCode::OK, &ApiKeyOut::of(&api.ids, revoked)))
 }
@@ -184,7 +189,7 @@ async fn revoke(State(api): State<Arc<Api>>, Named(key): Named, query: Query, _:
     ))]
 async fn rotate(
     State(api): State<Arc<Api>>,
-    Named(key): Named,
+    Named { key, environment }: Named,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -194,13 +199,13 @@ async fn rotate(
     if overlap > OVERLAP_MAX {
         return Err(Error::invalid(["overlapSeconds"], "must be at most 604800 (a week)"));
     }
-    let old = api.store.api_key(key).await?.ok_or(Error::NotFound)?;
+    let old = environment.store().api_key(key).await?.ok_or(Error::NotFound)?;
     let now = (api.clock)();
     let life = old.expires_at.map(|end| end.since(old.created_at));
     let wanted =
         Wanted { name: old.name, scopes: old.scopes, app: old.app, expires_at: life.map(|life| now.plus(life)) };
     let (made, token) = make(&api, wanted, now).await?;
-    match api.store.rotate_api_key(key, now.plus(overlap), made.clone()).await {
+    match environment.store().rotate_api_key(key, now.plus(overlap), made.clone()).await {
         Err(PutError::Changed) => {
             return Err(Error::Conflict("This key has ended, or has been replaced already; make a new one".into()));
         }
@@ -219,7 +224,7 @@ struct Wanted {
 
 async fn make(api: &Api, wanted: Wanted, now: Timestamp) -> Result<(ApiKey, String), Error> {
     let Wanted { name, scopes, app, expires_at } = wanted;
-    let key = ApiKeyKey(api.store.mint(now).await?);
+    let key = ApiKeyKey(api.records.mint(now).await?);
     let (text, hash) = api.credentials.make_key(key).map_err(|fault| {
         error!(error = %fault, "the system gave no random numbers");
         Error::Internal
@@ -235,16 +240,20 @@ async fn find_app(api: &Api, id: &str) -> Result<AppKey, Error> {
 }
 
 /// The key that the path names, for whoever may see keys at all.
-struct Named(ApiKeyKey);
+struct Named {
+    key: ApiKeyKey,
+    environment: Environment,
+}
 
 impl FromRequestParts<Arc<Api>> for Named {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        Environment::from_request_parts(parts, api).await?;
+        let environment = Environment::from_request_parts(parts, api).await?;
         let params = path_params(parts).await?;
         let id = params.iter().find(|(name, _)| *name == "key_id").map(|(_, id)| id).ok_or(Error::NotFound)?;
-        api.ids.key_of(id).map(Self).ok_or(Error::NotFound)
+        let key = api.ids.key_of(id).ok_or(Error::NotFound)?;
+        Ok(Self { key, environment })
     }
 }
 

@@ -166,7 +166,12 @@ impl ApplicationPatch {
 
 /// The application under this name, which is created if there is none yet. How messages and portal
 /// links bring their application along.
-pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -> Result<Arc<AppEntry>, Error> {
+pub async fn find_or_create(
+    api: &Api,
+    environment: &Environment,
+    name: &str,
+    application: ApplicationIn,
+) -> Result<Arc<AppEntry>, Error> {
     let by = api.ids.by(name).ok_or(Error::NotFound)?;
     if let Some(found) = api.directory.application(&by).await? {
         return Ok(found);
@@ -178,10 +183,10 @@ pub async fn find_or_create(api: &Api, name: &str, application: ApplicationIn) -
         return Err(Error::invalid(["application", "uid"], "must equal the one in the path"));
     }
     let now = (api.clock)();
-    let created = wanted.create(AppKey::new(api.store.mint(now).await?), now);
+    let created = wanted.create(AppKey::new(api.records.mint(now).await?), now);
     check_rules(api, None, &created)?;
     let key = created.key;
-    match api.store.put_application(created, Expect::Absent, None).await {
+    match environment.store().put_application(created, Expect::Absent, None).await {
         Ok(()) => api.directory.changed(key),
         // Someone else was faster; it is there now.
         Err(PutError::Taken) => {}
@@ -202,7 +207,7 @@ fn check_rules(api: &Api, old: Option<&Application>, new: &Application) -> Resul
         ("order" = Option<String>, Query, description = "ascending (the default) or descending"),
     ),
     responses((status = 200, body = ListOut<ApplicationOut>)))]
-async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, environment: Environment, mut query: Query) -> Result<Response, Error> {
     for filter in [
         "exclude_apps_with_no_endpoints",
         "exclude_apps_with_disabled_endpoints",
@@ -214,7 +219,7 @@ async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> 
     }
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Ascending)?;
     query.finish()?;
-    let rows = api.store.applications(asked.page()).await?;
+    let rows = environment.store().applications(asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| ApplicationOut::of(&api.ids, row));
     Ok(json(StatusCode::OK, &list))
 }
@@ -234,7 +239,7 @@ async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> 
     ))]
 async fn create(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     key: IdempotencyKey,
     mut query: Query,
     JsonBytes(body): JsonBytes,
@@ -244,14 +249,14 @@ async fn create(
     let wanted = parse::<ApplicationIn>(&body)?.wanted()?;
     let existing = wanted.uid.clone().filter(|_| get_if_exists).map(By::Uid);
     let now = (api.clock)();
-    let application = wanted.create(AppKey::new(api.store.mint(now).await?), now);
+    let application = wanted.create(AppKey::new(api.records.mint(now).await?), now);
     check_rules(&api, None, &application)?;
     let app = application.key;
     let prepared = answer(StatusCode::CREATED, &ApplicationOut::of(&api.ids, application.clone()));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
-    let written = api.store.put_application(application, Expect::Absent, remember).await;
+    let written = environment.store().put_application(application, Expect::Absent, remember).await;
     if let (Err(PutError::Taken), Some(by)) = (&written, existing)
-        && let Some(found) = api.store.application(by).await?
+        && let Some(found) = environment.store().application(by).await?
     {
         return Ok(json(StatusCode::OK, &ApplicationOut::of(&api.ids, found)));
     }
@@ -280,7 +285,7 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Re
     ))]
 async fn put(
     State(api): State<Arc<Api>>,
-    Named(by): Named,
+    Named { by, environment }: Named,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -291,18 +296,18 @@ async fn put(
             wanted.uid = Some(uid.clone());
         }
         let now = (api.clock)();
-        let old = api.store.application(by.clone()).await?;
+        let old = environment.store().application(by.clone()).await?;
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => (StatusCode::OK, wanted.replace(old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
-                (StatusCode::CREATED, wanted.create(AppKey::new(api.store.mint(now).await?), now), Expect::Absent)
+                (StatusCode::CREATED, wanted.create(AppKey::new(api.records.mint(now).await?), now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
         check_rules(&api, old.as_ref(), &new)?;
         let (app, shown) = (new.key, ApplicationOut::of(&api.ids, new.clone()));
-        match api.store.put_application(new, expect, None).await {
+        match environment.store().put_application(new, expect, None).await {
             Err(PutError::Changed) => continue,
             Err(PutError::Taken) if expect == Expect::Absent => continue,
             written => written?,
@@ -333,13 +338,13 @@ async fn patch(
     query.finish()?;
     for _ in 0..TRIES_MAX {
         let patch: ApplicationPatch = parse(&body)?;
-        let old = api.store.application(By::Key(app.key())).await?.ok_or(Error::NotFound)?;
+        let old = app.store.application().await?.ok_or(Error::NotFound)?;
         let new = patch.apply(&old, (api.clock)())?;
         if new.rules != old.rules {
             check_rules(&api, Some(&old), &new)?;
         }
         let shown = ApplicationOut::of(&api.ids, new.clone());
-        match api.store.put_application(new, Expect::Version(old.version), None).await {
+        match app.store.put_application(new, Expect::Version(old.version)).await {
             Err(PutError::Changed) => continue,
             written => written?,
         }
@@ -356,22 +361,26 @@ async fn patch(
 async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
     app.require_environment()?;
     query.finish()?;
-    let deleted = api.store.delete_application(app.key(), (api.clock)()).await?;
+    let deleted = app.store.delete_application((api.clock)()).await?;
     api.directory.changed(app.key());
     if deleted { Ok(StatusCode::NO_CONTENT) } else { Err(Error::NotFound) }
 }
 
 /// An application that the path names and that need not exist, for whoever may create it.
-struct Named(By<AppKey>);
+struct Named {
+    by: By<AppKey>,
+    environment: Environment,
+}
 
 impl FromRequestParts<Arc<Api>> for Named {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        Environment::from_request_parts(parts, api).await?;
+        let environment = Environment::from_request_parts(parts, api).await?;
         let params = path_params(parts).await?;
         let (_, id) = params.iter().find(|(name, _)| *name == "app_id").ok_or(Error::NotFound)?;
-        api.ids.by(id).map(Self).ok_or(Error::NotFound)
+        let by = api.ids.by(id).ok_or(Error::NotFound)?;
+        Ok(Self { by, environment })
     }
 }
 

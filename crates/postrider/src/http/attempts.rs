@@ -2,7 +2,7 @@
 
 use super::{
     Api,
-    auth::InApp,
+    auth::{InApp, records::TriesOf},
     error::Error,
     extract::Query,
     filter::message_filter,
@@ -18,7 +18,7 @@ use crate::{ids::IdCodec, tokens::Capability};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{AttemptKey, EndpointKey, MessageKey, Timestamp, Trigger};
-use postrider_store::{Attempt, AttemptFilter, AttemptsOf, By, Cut, DeliveryState, Endpoint, Message, Order, Page};
+use postrider_store::{Attempt, AttemptFilter, By, Cut, DeliveryState, Endpoint, Message, Order, Page};
 use serde::Serialize;
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -65,8 +65,8 @@ async fn list_by_endpoint(State(api): State<Arc<Api>>, app: InApp, mut query: Qu
     let with_msg = query.flag("with_msg")?.unwrap_or(false);
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let attempts = attempts(&api, AttemptsOf::Endpoint(app.key(), endpoint.key), filter, asked.page()).await?;
-    let messages = if with_msg { messages_of(&api, &app, &attempts).await? } else { HashMap::new() };
+    let attempts = attempts(&app, TriesOf::Endpoint(&endpoint), filter, asked.page()).await?;
+    let messages = if with_msg { messages_of(&app, &attempts).await? } else { HashMap::new() };
     let list = asked.answer(
         attempts,
         &api.ids,
@@ -108,13 +108,13 @@ async fn list_by_message(State(api): State<Arc<Api>>, app: InApp, mut query: Que
     let message = messages::find(&api, &app).await?;
     if let Some(text) = endpoint {
         let found = match api.ids.by(&text) {
-            Some(by) => api.store.endpoint(app.key(), by).await?,
+            Some(by) => app.store.endpoint(by).await?,
             None => None,
         };
         let key = found.ok_or(Error::NotFound)?.key;
         filter = filter.map(|filter| AttemptFilter { endpoint: Some(key), ..filter });
     }
-    let attempts = attempts(&api, AttemptsOf::Message(message.key), filter, asked.page()).await?;
+    let attempts = attempts(&app, TriesOf::Message(&message), filter, asked.page()).await?;
     let list =
         asked.answer(attempts, &api.ids, |row| row.key, |row| MessageAttemptOut::of(&api.ids, row, detail, None));
     Ok(json(StatusCode::OK, &list))
@@ -147,7 +147,7 @@ async fn list_attempted_messages(State(api): State<Arc<Api>>, app: InApp, mut qu
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
     let states = status.into_iter().map(MessageStatus::state).collect();
-    let messages = api.store.messages_of_endpoint(app.key(), endpoint.key, filter, states, page).await?;
+    let messages = app.store.messages_of_endpoint(&endpoint, filter, states, page).await?;
     let list = asked.answer(
         messages,
         &api.ids,
@@ -180,12 +180,12 @@ async fn list_attempted_destinations(
     let message = messages::find(&api, &app).await?;
     let page = asked.page();
     let mut rows = Vec::new();
-    for (key, state) in beyond_cut(api.store.deliveries(message.key).await?, &page) {
+    for (key, state) in beyond_cut(app.store.deliveries(&message).await?, &page) {
         if rows.len() == page.limit {
             break;
         }
         // An endpoint that was deleted meanwhile has nothing to show.
-        if let Some(endpoint) = api.store.endpoint(app.key(), By::Key(key)).await? {
+        if let Some(endpoint) = app.store.endpoint(By::Key(key)).await? {
             rows.push((endpoint, state));
         }
     }
@@ -224,7 +224,7 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     take_expanded_statuses(&mut query)?;
     query.finish()?;
     let message = messages::find(&api, &app).await?;
-    let attempt = api.store.attempt(message.key, attempt_key(&api, &app)?).await?.ok_or(Error::NotFound)?;
+    let attempt = app.store.attempt(&message, attempt_key(&api, &app)?).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &MessageAttemptOut::of(&api.ids, attempt, Detail::WithContent, None)))
 }
 
@@ -241,7 +241,7 @@ async fn expunge(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Resul
     query.finish()?;
     app.require_environment()?;
     let message = messages::find(&api, &app).await?;
-    match api.store.expunge_attempt(message.key, attempt_key(&api, &app)?).await? {
+    match app.store.expunge_attempt(&message, attempt_key(&api, &app)?).await? {
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(Error::NotFound),
     }
@@ -270,7 +270,7 @@ async fn resend(State(api): State<Arc<Api>>, app: InApp, key: IdempotencyKey, qu
     }
     let prepared = answer(StatusCode::ACCEPTED, &EmptyResponse {});
     let remember = key.remember(&app.principal, &[], &prepared);
-    conclude(api.store.resend(message.key, endpoint.key, (api.clock)(), remember).await, prepared)
+    conclude(app.store.resend(&message, &endpoint, (api.clock)(), remember).await, prepared)
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -446,23 +446,23 @@ fn take_expanded_statuses(query: &mut Query) -> Result<(), Error> {
 }
 
 async fn attempts(
-    api: &Api,
-    of: AttemptsOf,
+    app: &InApp,
+    of: TriesOf<'_>,
     filter: Option<AttemptFilter>,
     page: Page<AttemptKey>,
 ) -> Result<Vec<Attempt>, Error> {
     match filter {
-        Some(filter) => Ok(api.store.attempts(of, filter, page).await?),
+        Some(filter) => Ok(app.store.attempts(of, filter, page).await?),
         None => Ok(Vec::new()),
     }
 }
 
 /// The messages that these attempts are of. Several attempts are often of one.
-async fn messages_of(api: &Api, app: &InApp, attempts: &[Attempt]) -> Result<HashMap<MessageKey, Message>, Error> {
+async fn messages_of(app: &InApp, attempts: &[Attempt]) -> Result<HashMap<MessageKey, Message>, Error> {
     let mut messages = HashMap::new();
     for attempt in attempts {
         if let Entry::Vacant(place) = messages.entry(attempt.id.message)
-            && let Some(message) = api.store.message(app.key(), By::Key(attempt.id.message)).await?
+            && let Some(message) = app.store.message(By::Key(attempt.id.message)).await?
         {
             place.insert(message);
         }

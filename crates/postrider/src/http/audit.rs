@@ -88,7 +88,7 @@ impl AuditEntryOut {
         ("order" = Option<String>, Query, description = "ascending or descending (the default)"),
     ),
     responses((status = 200, body = ListOut<AuditEntryOut>)))]
-async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, environment: Environment, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Descending)?;
     let filter = AuditFilter {
         actor: query.text("actor")?,
@@ -97,7 +97,7 @@ async fn list(State(api): State<Arc<Api>>, _: Environment, mut query: Query) -> 
         before: query.time("before")?,
     };
     query.finish()?;
-    let rows = api.store.audit(filter, asked.page()).await?;
+    let rows = environment.store().audit(filter, asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| AuditEntryOut::of(&api.ids, row));
     Ok(json(StatusCode::OK, &list))
 }
@@ -155,8 +155,8 @@ pub async fn keep(State(api): State<Arc<Api>>, request: Request, next: Next) -> 
 }
 
 async fn add(api: &Api, entry: AuditEntry) -> Result<(), StoreError> {
-    let key = AuditKey(api.store.mint(entry.at).await?);
-    api.store.add_to_audit(vec![AuditEntry { key, ..entry }]).await
+    let key = AuditKey(api.records.mint(entry.at).await?);
+    api.records.add_to_audit(AuditEntry { key, ..entry }).await
 }
 
 fn who(ids: &IdCodec, bearer: &Bearer) -> (String, Option<String>) {

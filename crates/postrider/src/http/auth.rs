@@ -4,6 +4,8 @@
 //! takes `Environment` for what concerns all, `InApp` for what is one application's. To the holder of an
 //! application's token all other applications look as if they did not exist.
 
+pub mod records;
+
 use super::{
     Api,
     doors::{Door, Need},
@@ -19,7 +21,8 @@ use crate::{
 use axum::extract::{FromRequestParts, RawPathParams};
 use http::{HeaderMap, header, request::Parts};
 use postrider_engine::{AppKey, EndpointKey};
-use postrider_store::{Application, By, Endpoint};
+use postrider_store::{Application, By, Endpoint, Store};
+use records::{Tasks, Tenant};
 use std::sync::{Arc, OnceLock};
 
 /// Someone who may do what the operation is.
@@ -47,11 +50,14 @@ impl Notice {
 }
 
 /// The holder of a token for all applications.
-pub struct Environment;
+pub struct Environment {
+    store: Arc<dyn Store>,
+}
 
 /// Someone who may see the application that the path names, and that application.
 pub struct InApp {
     pub entry: Arc<AppEntry>,
+    pub store: Tenant,
     pub principal: Principal,
     params: RawPathParams,
 }
@@ -77,6 +83,22 @@ impl FromRequestParts<Arc<Api>> for Caller {
 impl Caller {
     pub fn principal(&self) -> &Principal {
         &self.0.principal
+    }
+
+    /// The same one, for whom everything is open.
+    pub fn environment(&self, api: &Api) -> Result<Environment, Error> {
+        match self.principal() {
+            Principal::Environment => Ok(Environment { store: api.records.everything() }),
+            Principal::Application { .. } => Err(Error::InsufficientAccess),
+        }
+    }
+
+    /// The background tasks that it may see.
+    pub fn tasks(&self, api: &Api) -> Tasks {
+        api.records.tasks(match self.principal() {
+            Principal::Environment => None,
+            Principal::Application { app, .. } => Some(*app),
+        })
     }
 
     pub fn require(&self, scope: Scope) -> Result<(), Error> {
@@ -122,10 +144,7 @@ impl FromRequestParts<Arc<Api>> for Environment {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        match Caller::from_request_parts(parts, api).await?.principal() {
-            Principal::Environment => Ok(Self),
-            Principal::Application { .. } => Err(Error::InsufficientAccess),
-        }
+        Caller::from_request_parts(parts, api).await?.environment(api)
     }
 }
 
@@ -147,7 +166,18 @@ impl FromRequestParts<Arc<Api>> for InApp {
         if let Some(Notice(noticed)) = parts.extensions.get() {
             let _ = noticed.app.set(entry.application.key);
         }
-        Ok(Self { entry, principal, params })
+        let store = api.records.tenant(entry.application.key);
+        Ok(Self { entry, store, principal, params })
+    }
+}
+
+impl Environment {
+    pub fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    pub fn tenant(&self, api: &Api, app: &AppEntry) -> Tenant {
+        api.records.tenant(app.application.key)
     }
 }
 
@@ -180,7 +210,7 @@ impl InApp {
 
     /// The endpoint that the path names.
     pub async fn endpoint(&self, api: &Api) -> Result<Endpoint, Error> {
-        api.store.endpoint(self.key(), self.endpoint_by(api)?).await?.ok_or(Error::NotFound)
+        self.store.endpoint(self.endpoint_by(api)?).await?.ok_or(Error::NotFound)
     }
 }
 

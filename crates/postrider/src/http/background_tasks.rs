@@ -2,24 +2,21 @@
 
 use super::{
     Api,
-    auth::{Caller, require},
+    auth::{Caller, InApp, require},
     error::{Error, HttpErrorOut},
     extract::{NoBody, Query, path_params},
     idempotency::{IdempotencyKey, answer, conclude, json},
     page::{Asked, ListOut},
     time::Time,
 };
-use crate::{
-    ids::IdCodec,
-    tokens::{Capability, Principal},
-};
+use crate::{ids::IdCodec, tokens::Capability};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
 };
 use http::{StatusCode, request::Parts};
-use postrider_engine::{AppKey, EndpointKey, Timestamp};
-use postrider_store::{Order, StoreError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus};
+use postrider_engine::{EndpointKey, Timestamp};
+use postrider_store::{Order, StoreError, Task, TaskKey, TaskKind, TaskStatus};
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -200,23 +197,23 @@ fn kinds_of(task: Option<&str>) -> Result<Vec<&'static str>, Error> {
 /// Takes on a task and answers with how it stands.
 pub async fn start(
     api: &Api,
-    app: AppKey,
+    app: &InApp,
     kind: TaskKind,
-    (key, principal, body): (&IdempotencyKey, &Principal, &[u8]),
+    (key, body): (&IdempotencyKey, &[u8]),
 ) -> Result<Response, Error> {
     let task = new_task(api, app, kind).await?;
     let prepared = answer(StatusCode::ACCEPTED, &TaskOut::of(&api.ids, &task));
-    let remember = key.remember(principal, body, &prepared);
-    let written = api.store.start_task(task, remember).await;
+    let remember = key.remember(&app.principal, body, &prepared);
+    let written = app.store.start_task(task, remember).await;
     api.tasks.wake();
     conclude(written, prepared)
 }
 
-pub async fn new_task(api: &Api, app: AppKey, kind: TaskKind) -> Result<Task, StoreError> {
+pub async fn new_task(api: &Api, app: &InApp, kind: TaskKind) -> Result<Task, StoreError> {
     let now = (api.clock)();
     Ok(Task {
-        key: TaskKey(api.store.mint(now).await?),
-        app,
+        key: TaskKey(api.records.mint(now).await?),
+        app: app.key(),
         kind,
         total: None,
         done: 0,
@@ -227,33 +224,22 @@ pub async fn new_task(api: &Api, app: AppKey, kind: TaskKind) -> Result<Task, St
     })
 }
 
-/// Whose tasks a caller sees.
-fn apps_of(principal: &Principal) -> Option<AppKey> {
-    match principal {
-        Principal::Environment => None,
-        Principal::Application { app, .. } => Some(*app),
-    }
-}
-
 /// The task that the path names, for someone who may see it.
 struct Named {
     task: Task,
-    principal: Principal,
+    caller: Caller,
 }
 
 impl FromRequestParts<Arc<Api>> for Named {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
-        let principal = Caller::from_request_parts(parts, api).await?.principal().clone();
+        let caller = Caller::from_request_parts(parts, api).await?;
         let params = path_params(parts).await?;
         let id = params.iter().find(|(name, _)| *name == "task_id").map(|(_, id)| id).ok_or(Error::NotFound)?;
         let key = api.ids.key_of(id).ok_or(Error::NotFound)?;
-        let task = api.store.task(key).await?.ok_or(Error::NotFound)?;
-        if apps_of(&principal).is_some_and(|app| app != task.app) {
-            return Err(Error::NotFound);
-        }
-        Ok(Self { task, principal })
+        let task = caller.tasks(api).find(key).await?.ok_or(Error::NotFound)?;
+        Ok(Self { task, caller })
     }
 }
 
@@ -279,8 +265,7 @@ async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> 
     };
     let kinds = kinds_of(query.text("task")?.as_deref())?;
     query.finish()?;
-    let filter = TaskFilter { app: apps_of(caller.principal()), status, kinds };
-    let rows = api.store.tasks(filter, asked.page()).await?;
+    let rows = caller.tasks(&api).list(status, kinds, asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |task| task.key, |task| BackgroundTaskOut::of(&api.ids, task));
     Ok(json(StatusCode::OK, &list))
 }
@@ -302,7 +287,7 @@ async fn get(State(api): State<Arc<Api>>, named: Named, query: Query) -> Result<
     responses((status = 200, body = BackgroundTaskOut), (status = 404, body = HttpErrorOut)))]
 async fn cancel(State(api): State<Arc<Api>>, named: Named, query: Query, _: NoBody) -> Result<Response, Error> {
     query.finish()?;
-    require(&named.principal, Capability::CreateAttempts)?;
-    let task = api.store.cancel_task(named.task.key, (api.clock)()).await?.ok_or(Error::NotFound)?;
+    require(named.caller.principal(), Capability::CreateAttempts)?;
+    let task = named.caller.tasks(&api).cancel(named.task.key, (api.clock)()).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &BackgroundTaskOut::of(&api.ids, task)))
 }

@@ -3,7 +3,7 @@
 use super::{
     Api,
     attempts::MessageAttemptOut,
-    auth::InApp,
+    auth::{InApp, records::TriesOf},
     background_tasks::{self, TaskOut},
     error::{Error, HttpErrorOut, HttpValidationError},
     extract::{JsonBytes, NoBody, Query, parse},
@@ -21,8 +21,7 @@ use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::AttemptKey;
 use postrider_store::{
-    AttemptFilter, AttemptsOf, By, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Endpoint, Order, Page, PutError,
-    TaskKind,
+    AttemptFilter, By, Cut, DeadFilter, DeadKey, DeadLetter, DeadReason, Endpoint, Order, Page, PutError, TaskKind,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -213,7 +212,7 @@ async fn filter(api: &Api, app: &InApp, asked: ReplayDeadIn) -> Result<DeadFilte
             let found = match api.ids.by(text) {
                 // A deleted endpoint has dead letters too, under its id.
                 Some(By::Key(key)) => Some(key),
-                Some(by @ By::Uid(_)) => api.store.endpoint(app.key(), by).await?.map(|endpoint| endpoint.key),
+                Some(by @ By::Uid(_)) => app.store.endpoint(by).await?.map(|endpoint| endpoint.key),
                 None => None,
             };
             Some(found.ok_or(Error::NotFound)?.raw())
@@ -230,7 +229,7 @@ async fn filter(api: &Api, app: &InApp, asked: ReplayDeadIn) -> Result<DeadFilte
     let mut messages = Vec::new();
     for TypeName(id) in asked.msg_ids.into_iter().flat_map(|list| list.0) {
         let found = match api.ids.by(&id) {
-            Some(by) => api.store.message(app.key(), by).await?,
+            Some(by) => app.store.message(by).await?,
             None => None,
         };
         let found = found.ok_or_else(|| Error::invalid(["msgIds"], format!("there is no message `{id}`")))?;
@@ -268,11 +267,11 @@ async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resu
     let asked = Asked::<DeadKey>::take(&mut query, &api.ids, Order::Descending)?;
     let filter = take_filter(&api, &app, &mut query).await?;
     query.finish()?;
-    let letters = api.store.dead_letters(app.key(), filter, asked.page()).await?;
+    let letters = app.store.dead_letters(filter, asked.page()).await?;
     let mut endpoints = HashMap::new();
     for letter in &letters {
         if let Entry::Vacant(unknown) = endpoints.entry(letter.endpoint) {
-            unknown.insert(api.store.endpoint(app.key(), By::Key(letter.endpoint)).await?);
+            unknown.insert(app.store.endpoint(By::Key(letter.endpoint)).await?);
         }
     }
     let list = asked.answer(letters, &api.ids, key_of, |letter| {
@@ -302,7 +301,7 @@ fn key_of(letter: &DeadLetter) -> DeadKey {
 async fn count(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
     let filter = take_filter(&api, &app, &mut query).await?;
     query.finish()?;
-    let count = api.store.count_dead_letters(app.key(), filter, COUNT_MAX + 1).await?;
+    let count = app.store.count_dead_letters(filter, COUNT_MAX + 1).await?;
     Ok(json(StatusCode::OK, &CountOut { count: count.min(COUNT_MAX), capped: count > COUNT_MAX }))
 }
 
@@ -334,7 +333,7 @@ async fn replay_all(
     // What dies again while it runs is not for this replay.
     filter.until.get_or_insert((api.clock)().as_millis().saturating_add(1));
     let kind = TaskKind::ReplayDead { filter };
-    background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+    background_tasks::start(&api, &app, kind, (&key, &body)).await
 }
 
 /// Get a dead letter with its message, every attempt and the reason.
@@ -349,21 +348,21 @@ async fn replay_all(
 async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
     query.finish()?;
     let key = dead_key(&api, &app).await?;
-    let letter = api.store.dead_letter(app.key(), key).await?.ok_or(Error::NotFound)?;
-    let endpoint = api.store.endpoint(app.key(), By::Key(key.endpoint)).await?;
+    let letter = app.store.dead_letter(key).await?.ok_or(Error::NotFound)?;
+    let endpoint = app.store.endpoint(By::Key(key.endpoint)).await?;
     let mut attempts = Vec::new();
     while attempts.len() < ATTEMPTS_MAX {
         let from = attempts.last().map(|last: &postrider_store::Attempt| Cut::Past(last.key));
         let page: Page<AttemptKey> = Page { from, order: Order::Descending, limit: 250 };
         let filter = AttemptFilter { endpoint: Some(key.endpoint), ..AttemptFilter::default() };
-        let found = api.store.attempts(AttemptsOf::Message(key.message), filter, page).await?;
+        let found = app.store.attempts(TriesOf::Message(&letter.message), filter, page).await?;
         if found.is_empty() {
             break;
         }
         attempts.extend(found);
     }
     let shown = |attempt| MessageAttemptOut::of(&api.ids, attempt, Detail::WithContent, None);
-    let states = api.store.deliveries(key.message).await?;
+    let states = app.store.deliveries(&letter.message).await?;
     let state = states.into_iter().find(|(endpoint, _)| *endpoint == key.endpoint).map(|(_, state)| state);
     let status = state.map_or(MessageStatus::Fail, MessageStatus::of_delivery);
     let out = DeadLetterDetailOut {
@@ -401,16 +400,16 @@ async fn replay(
     app.require(Capability::CreateAttempts)?;
     query.finish()?;
     let dead = dead_key(&api, &app).await?;
-    let letter = api.store.dead_letter(app.key(), dead).await?.ok_or(Error::NotFound)?;
+    let letter = app.store.dead_letter(dead).await?.ok_or(Error::NotFound)?;
     if letter.message.payload_gone {
         return Ok(messages::payload_gone());
     }
     let prepared = answer(StatusCode::ACCEPTED, &ReplayedOut { replayed: true });
     let remember = key.remember(&app.principal, &[], &prepared);
-    match api.store.replay(app.key(), dead, (api.clock)(), remember).await {
+    match app.store.replay(dead, (api.clock)(), remember).await {
         Ok(true) => conclude(Ok(()), prepared),
         // It is on its way already, or has arrived: twice is as good as once.
-        Ok(false) if api.store.endpoint(app.key(), By::Key(dead.endpoint)).await?.is_some() => {
+        Ok(false) if app.store.endpoint(By::Key(dead.endpoint)).await?.is_some() => {
             Ok(json(StatusCode::ACCEPTED, &ReplayedOut { replayed: false }))
         }
         Ok(false) => {
@@ -426,7 +425,7 @@ async fn dead_key(api: &Api, app: &InApp) -> Result<DeadKey, Error> {
     let message = messages::find(api, app).await?.key;
     let endpoint = match app.endpoint_by(api)? {
         By::Key(key) => key,
-        by @ By::Uid(_) => api.store.endpoint(app.key(), by).await?.ok_or(Error::NotFound)?.key,
+        by @ By::Uid(_) => app.store.endpoint(by).await?.ok_or(Error::NotFound)?.key,
     };
     Ok(DeadKey { message, endpoint })
 }

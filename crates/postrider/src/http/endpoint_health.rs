@@ -19,9 +19,7 @@ use postrider_engine::{
     Timestamp,
     policy::{self, Breaker, DisableReason, Health, WhileOpen, breaker::Standing},
 };
-use postrider_store::{
-    Disabled, Endpoint, Expect, Keep, Order, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
-};
+use postrider_store::{Disabled, Endpoint, Expect, Keep, Order, Page, PutError, Task, TaskKey, TaskKind, TaskStatus};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -140,8 +138,8 @@ impl ResumeIn {
     }
 }
 
-async fn backlog_of(api: &Api, endpoint: &Endpoint, since: Option<Timestamp>) -> Result<BacklogOut, Error> {
-    let backlog = api.store.backlog(endpoint.key, since).await?;
+async fn backlog_of(app: &InApp, endpoint: &Endpoint, since: Option<Timestamp>) -> Result<BacklogOut, Error> {
+    let backlog = app.store.backlog(endpoint, since).await?;
     Ok(BacklogOut {
         waiting: backlog.waiting,
         oldest: backlog.oldest.map(Time),
@@ -151,7 +149,7 @@ async fn backlog_of(api: &Api, endpoint: &Endpoint, since: Option<Timestamp>) ->
 }
 
 async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<HealthOut, Error> {
-    let health = api.store.health(endpoint.key).await?;
+    let health = app.store.health(endpoint).await?;
     let own = Rules::stored(endpoint.rules.as_deref()).layer();
     let rules = policy::Rules::resolve([&*api.settings.rules, &app.entry.layer, &own]);
     let now = (api.clock)();
@@ -159,7 +157,7 @@ async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Health
         (Some(since), Some(after), None) => Some(since.plus(after)),
         (_, _, _) => None,
     };
-    let resuming = running_resume(api, app, endpoint).await?.map(|task| api.ids.id_of(task));
+    let resuming = running_resume(app, endpoint).await?.map(|task| api.ids.id_of(task));
     let (state, summary) = summary(endpoint.disabled, health, &rules, disable_at, now);
     Ok(HealthOut {
         state,
@@ -255,7 +253,7 @@ fn reason_name(why: DisableReason) -> &'static str {
 async fn health(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let backlog = Some(backlog_of(&api, &endpoint, None).await?);
+    let backlog = Some(backlog_of(&app, &endpoint, None).await?);
     Ok(json(StatusCode::OK, &HealthOut { backlog, ..health_of(&api, &app, &endpoint).await? }))
 }
 
@@ -271,7 +269,7 @@ async fn reset(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody)
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    api.store.reset_health(endpoint.key).await?;
+    app.store.reset_health(&endpoint).await?;
     Ok(json(StatusCode::OK, &health_of(&api, &app, &endpoint).await?))
 }
 
@@ -288,7 +286,7 @@ async fn backlog(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> R
     let since = query.time("since")?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    Ok(json(StatusCode::OK, &backlog_of(&api, &endpoint, since).await?))
+    Ok(json(StatusCode::OK, &backlog_of(&app, &endpoint, since).await?))
 }
 
 /// Pause an endpoint. Its messages wait.
@@ -337,7 +335,7 @@ async fn resume(
     let asked = if body.is_empty() { ResumeIn { deliver: Deliver::All, since: None } } else { parse(&body)? };
     let keep = asked.keep()?;
     let endpoint = app.endpoint(&api).await?;
-    if let Some(task) = running_resume(&api, &app, &endpoint).await? {
+    if let Some(task) = running_resume(&app, &endpoint).await? {
         let task = api.ids.id_of(task);
         let detail = format!("{task} is resuming it; wait for that, or cancel it");
         return Ok(json(StatusCode::CONFLICT, &HttpErrorOut { code: "conflict", detail: detail.into() }));
@@ -351,22 +349,21 @@ async fn resume(
         return Ok(json(StatusCode::CONFLICT, &HttpErrorOut { code: "conflict", detail }));
     }
     let kind = TaskKind::Resume { endpoint: endpoint.key.raw(), keep };
-    background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+    background_tasks::start(&api, &app, kind, (&key, &body)).await
 }
 
 /// The task that is resuming an endpoint, if there is one.
-async fn running_resume(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Option<TaskKey>, Error> {
-    let filter = TaskFilter { app: Some(app.key()), status: Some(TaskStatus::Running), kinds: vec!["resume"] };
+async fn running_resume(app: &InApp, endpoint: &Endpoint) -> Result<Option<TaskKey>, Error> {
     let page = Page { from: None, order: Order::Descending, limit: 1_000 };
-    let tasks = api.store.tasks(filter, page).await?;
+    let tasks = app.store.tasks().list(Some(TaskStatus::Running), vec!["resume"], page).await?;
     let resumes = |task: &Task| matches!(task.kind, TaskKind::Resume { endpoint: of, .. } if of == endpoint.key.raw());
     Ok(tasks.into_iter().find(resumes).map(|task| task.key))
 }
 
 /// Whoever says now whether an endpoint is to be disabled has the last word over a task that would enable it later.
 pub(super) async fn end_resume(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<(), Error> {
-    if let Some(task) = running_resume(api, app, endpoint).await? {
-        api.store.cancel_task(task, (api.clock)()).await?;
+    if let Some(task) = running_resume(app, endpoint).await? {
+        app.store.tasks().cancel(task, (api.clock)()).await?;
     }
     Ok(())
 }
@@ -383,7 +380,7 @@ async fn change(
         if new.disabled == old.disabled {
             return Ok(old);
         }
-        match api.store.put_endpoint(new.clone(), Expect::Version(old.version), None).await {
+        match app.store.put_endpoint(new.clone(), Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
         }

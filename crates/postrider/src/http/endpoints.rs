@@ -426,7 +426,7 @@ pub(super) async fn reseal(
             sealed: api.seal(old.key, &private),
             ..old.clone()
         };
-        match api.store.put_endpoint(new, Expect::Version(old.version), remember.clone()).await {
+        match app.store.put_endpoint(new, Expect::Version(old.version), remember.clone()).await {
             Err(PutError::Changed) => continue,
             Err(PutError::Repeated(_)) => return Err(PutOutcome::Repeated),
             written => written.map_err(|fault| PutOutcome::Failed(fault.into()))?,
@@ -515,7 +515,7 @@ fn check_version(version: Option<u16>) -> Result<(), Error> {
 async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Descending)?;
     query.finish()?;
-    let rows = api.store.endpoints(app.key(), asked.page()).await?;
+    let rows = app.store.endpoints(asked.page()).await?;
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| EndpointOut::of(&api.ids, row));
     Ok(json(StatusCode::OK, &list))
 }
@@ -545,12 +545,12 @@ async fn create(
         parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), api.settings.default_signature_type, &mut *api.rng())?;
     event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
     let now = (api.clock)();
-    let minted = EndpointKey::new(api.store.mint(now).await?);
+    let minted = EndpointKey::new(api.records.mint(now).await?);
     let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
     check_rules(&api, &app, None, &endpoint)?;
     let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
     let remember = key.remember(&app.principal, &body, &prepared);
-    let written = api.store.put_endpoint(endpoint, Expect::Absent, remember).await;
+    let written = app.store.put_endpoint(endpoint, Expect::Absent, remember).await;
     api.directory.changed(app.key());
     conclude(written, prepared)
 }
@@ -599,7 +599,7 @@ async fn put(
     for _ in 0..TRIES_MAX {
         let wanted = wanted.clone();
         let now = (api.clock)();
-        let old = api.store.endpoint(app.key(), by.clone()).await?;
+        let old = app.store.endpoint(by.clone()).await?;
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => {
                 let credentials = wanted.credentials.clone();
@@ -608,7 +608,7 @@ async fn put(
                 (StatusCode::OK, new, Expect::Version(old.version))
             }
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
-                let minted = EndpointKey::new(api.store.mint(now).await?);
+                let minted = EndpointKey::new(api.records.mint(now).await?);
                 let secret = ActiveSecret {
                     secret: new_secret(api.settings.default_signature_type, &mut *api.rng()),
                     expires_at: None,
@@ -626,7 +626,7 @@ async fn put(
             endpoint_health::end_resume(&api, &app, old).await?;
         }
         let shown = EndpointOut::of(&api.ids, new.clone());
-        match api.store.put_endpoint(new, expect, None).await {
+        match app.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
             Err(PutError::Taken) if expect == Expect::Absent => continue,
             written => written?,
@@ -676,7 +676,7 @@ async fn patch(
             check_rules(&api, &app, Some(&old), &new)?;
         }
         let shown = EndpointOut::of(&api.ids, new.clone());
-        match api.store.put_endpoint(new, Expect::Version(old.version), None).await {
+        match app.store.put_endpoint(new, Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
         }
@@ -698,7 +698,7 @@ async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let deleted = api.store.delete_endpoint(app.key(), endpoint.key, (api.clock)()).await?;
+    let deleted = app.store.delete_endpoint(endpoint.key, (api.clock)()).await?;
     api.directory.changed(app.key());
     if deleted { Ok(StatusCode::NO_CONTENT) } else { Err(Error::NotFound) }
 }

@@ -285,7 +285,7 @@ fn is_shown(event_type: &EventType, principal: &Principal) -> bool {
 /// Refuses names of event types that do not exist, as far as the caller can see.
 pub async fn check_exist(api: &Api, principal: &Principal, names: Option<&[String]>) -> Result<(), Error> {
     for name in names.unwrap_or_default() {
-        let found = api.store.event_type(name).await?;
+        let found = api.records.event_type(name).await?;
         if !found.is_some_and(|found| is_shown(&found, principal)) {
             return Err(Error::invalid(["eventTypes"], format!("there is no event type `{name}`; create it first")));
         }
@@ -295,7 +295,7 @@ pub async fn check_exist(api: &Api, principal: &Principal, names: Option<&[Strin
 
 /// The event type of this name, if the caller may see it.
 pub async fn find(api: &Api, principal: &Principal, name: &str) -> Result<Option<EventType>, Error> {
-    Ok(api.store.event_type(name).await?.filter(|found| is_shown(found, principal)))
+    Ok(api.records.event_type(name).await?.filter(|found| is_shown(found, principal)))
 }
 
 /// List the event types.
@@ -324,7 +324,7 @@ async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> 
     let mut shown = Vec::new();
     // Rows that the caller may not see are passed over, and the page is filled from those behind them.
     loop {
-        let rows = api.store.event_types(page.clone(), archived).await?;
+        let rows = api.records.event_types(page.clone(), archived).await?;
         let more = rows.len() == page.limit;
         let backward = matches!(page.from, Some(Cut::Before(_)));
         page.from = match backward {
@@ -357,7 +357,7 @@ async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> 
     ))]
 async fn create(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     key: IdempotencyKey,
     query: Query,
     JsonBytes(body): JsonBytes,
@@ -365,14 +365,14 @@ async fn create(
     query.finish()?;
     let now = (api.clock)();
     let new = parse::<EventTypeIn>(&body)?.create(now)?;
-    let (new, expect) = match api.store.event_type(&new.name).await? {
+    let (new, expect) = match environment.store().event_type(&new.name).await? {
         Some(old) if old.archived => (next(&old, new, now), Expect::Version(old.version)),
         Some(_) | None => (new, Expect::Absent),
     };
     check_rules(&api, None, &new)?;
     let prepared = answer(StatusCode::CREATED, &EventTypeOut::of(new.clone(), Content::With));
     let remember = key.remember(&Principal::Environment, &body, &prepared);
-    match api.store.put_event_type(new, expect, remember).await {
+    match environment.store().put_event_type(new, expect, remember).await {
         Err(PutError::Taken | PutError::Changed) => Err(Error::EventTypeExists),
         written => conclude(written, prepared),
     }
@@ -406,7 +406,7 @@ async fn get(
     ))]
 async fn put(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     PathName(name): PathName,
     query: Query,
     JsonBytes(body): JsonBytes,
@@ -419,7 +419,7 @@ async fn put(
         let body: EventTypeUpsertIn = parse(&body)?;
         let rules = own_rules(body.retry_policy.clone(), body.status_overrides.clone(), body.timeouts.clone());
         let wanted = body.create(name.clone(), now)?;
-        let (status, new, expect) = match api.store.event_type(&name).await? {
+        let (status, new, expect) = match environment.store().event_type(&name).await? {
             Some(old) => {
                 let rules = rules.apply(old.rules.as_deref()).to_store();
                 (StatusCode::OK, EventType { rules, ..next(&old, wanted, now) }, Expect::Version(old.version))
@@ -427,7 +427,7 @@ async fn put(
             None => (StatusCode::CREATED, wanted, Expect::Absent),
         };
         check_rules(&api, None, &new)?;
-        match api.store.put_event_type(new.clone(), expect, None).await {
+        match environment.store().put_event_type(new.clone(), expect, None).await {
             Err(PutError::Changed | PutError::Taken) => continue,
             written => written?,
         }
@@ -448,14 +448,14 @@ async fn put(
     ))]
 async fn patch(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     PathName(name): PathName,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
     query.finish()?;
     let name = name.ok_or(Error::NotFound)?;
-    let new = change(&api, &name, |old, now| parse::<EventTypePatch>(&body)?.apply(old, now)).await?;
+    let new = change(&api, &environment, &name, |old, now| parse::<EventTypePatch>(&body)?.apply(old, now)).await?;
     Ok(json(StatusCode::OK, &EventTypeOut::of(new, Content::With)))
 }
 
@@ -469,7 +469,7 @@ async fn patch(
     responses((status = 204), (status = 404, body = HttpErrorOut)))]
 async fn delete(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     PathName(name): PathName,
     mut query: Query,
 ) -> Result<StatusCode, Error> {
@@ -477,8 +477,9 @@ async fn delete(
     query.finish()?;
     let name = name.ok_or(Error::NotFound)?;
     if !expunge {
-        change(&api, &name, |old, now| Ok(next(old, EventType { archived: true, ..old.clone() }, now))).await?;
-    } else if !api.store.delete_event_type(&name).await? {
+        change(&api, &environment, &name, |old, now| Ok(next(old, EventType { archived: true, ..old.clone() }, now)))
+            .await?;
+    } else if !environment.store().delete_event_type(&name).await? {
         return Err(Error::NotFound);
     }
     Ok(StatusCode::NO_CONTENT)
@@ -486,14 +487,15 @@ async fn delete(
 
 pub async fn change(
     api: &Api,
+    environment: &Environment,
     name: &str,
     change: impl Fn(&EventType, Timestamp) -> Result<EventType, Error>,
 ) -> Result<EventType, Error> {
     for _ in 0..TRIES_MAX {
-        let old = api.store.event_type(name).await?.ok_or(Error::NotFound)?;
+        let old = environment.store().event_type(name).await?.ok_or(Error::NotFound)?;
         let new = change(&old, (api.clock)())?;
         check_rules(api, Some(&old), &new)?;
-        match api.store.put_event_type(new.clone(), Expect::Version(old.version), None).await {
+        match environment.store().put_event_type(new.clone(), Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
         }

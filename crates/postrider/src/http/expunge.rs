@@ -65,7 +65,7 @@ async fn many(
     let mut found = Vec::new();
     for TypeName(id) in asked.ids.into_iter().flat_map(|ids| ids.0) {
         let message = match api.ids.by(&id) {
-            Some(by) => api.store.message(app.key(), by).await?,
+            Some(by) => app.store.message(by).await?,
             None => None,
         };
         match message {
@@ -74,14 +74,14 @@ async fn many(
         }
     }
     let keys = found.iter().map(|(_, key)| *key).collect();
-    let expunged = api.store.expunge_messages(app.key(), keys).await?;
+    let expunged = app.store.expunge_messages(keys).await?;
     for ((id, _), expunged) in found.into_iter().zip(expunged) {
         results.insert(id, if expunged { BulkExpungeStatus::Expunged } else { BulkExpungeStatus::NotFound });
     }
     // Doing it twice does no harm, so that the answer may be kept after the deed.
     let prepared = answer(StatusCode::OK, &BulkExpungeContentsOut { results });
     let written = match key.remember(&app.principal, &body, &prepared) {
-        Some(remember) => api.store.remember(remember, (api.clock)()).await,
+        Some(remember) => api.records.remember(remember, (api.clock)()).await,
         None => Ok(()),
     };
     conclude(written, prepared)
@@ -105,7 +105,7 @@ async fn all(
 ) -> Result<Response, Error> {
     app.require_environment()?;
     query.finish()?;
-    background_tasks::start(&api, app.key(), TaskKind::Purge, (&key, &app.principal, &[])).await
+    background_tasks::start(&api, &app, TaskKind::Purge, (&key, &[])).await
 }
 
 const IDS_MAX: usize = 1_000;

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A node that cannot reach its database can take nothing in, and others can: whoever balances load is to turn to them.
 /// Any other trouble of the store is all nodes' alike, and turning away from this one would not help.
 async fn check(api: &Api) -> Result<StatusCode, Error> {
-    match tokio::time::timeout(PATIENCE, api.store.time()).await {
+    match tokio::time::timeout(PATIENCE, api.records.time()).await {
         Ok(Err(fault @ (StoreError::Unreachable(_) | StoreError::Closed))) => Err(fault.into()),
         Ok(Ok(_) | Err(StoreError::Busy | StoreError::Full | StoreError::Database(_) | StoreError::Deposed)) => {
             Ok(StatusCode::NO_CONTENT)

@@ -5,7 +5,7 @@
 
 use super::{
     Api, applications,
-    auth::{Caller, InApp, bearer},
+    auth::{Caller, Environment, InApp, bearer, records::Tenant},
     error::{Error, HttpErrorOut},
     extract::{JsonBytes, Query, discard, parse, path_params},
     filter::{made_at, message_filter},
@@ -108,12 +108,14 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
     query.finish()?;
     let draft = Draft::parse(&body)?;
     let now = (api.clock)();
-    let app = match target {
-        Target::Known(app) => app,
-        Target::Unknown { name, caller } => {
+    let (app, store) = match target {
+        Target::Known { app, store } => (app, store),
+        Target::Unknown { name, caller, environment } => {
             let application = draft.application.ok_or(Error::NotFound)?;
             caller.require(Scope::Manage)?;
-            applications::find_or_create(&api, &name, application).await?
+            let app = applications::find_or_create(&api, &environment, &name, application).await?;
+            let store = environment.tenant(&api, &app);
+            (app, store)
         }
     };
     let shown = match (detail, draft.json) {
@@ -128,7 +130,7 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
         idempotency: key.of(&Principal::Environment, &body),
         only: None,
     };
-    let message = accept(&api, &app, event, detail, shown, Some(pass)).await?;
+    let message = accept(&api, (&app, &store), event, detail, shown, Some(pass)).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
 }
 
@@ -153,7 +155,7 @@ fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<
 /// that came in through the gate.
 pub async fn accept<'a>(
     api: &Api,
-    app: &AppEntry,
+    (app, store): (&AppEntry, &Tenant),
     event: NewEvent,
     detail: Detail,
     shown: Shown<'a>,
@@ -166,7 +168,7 @@ pub async fn accept<'a>(
     match accepted {
         Ok(Accepted::Now(key)) => Ok(MessageOut::new(&api.ids, key, made_at(key), content, shown)),
         Ok(Accepted::Before(key)) => {
-            let message = api.store.message(app.application.key, By::Key(key)).await?.ok_or(Error::NotFound)?;
+            let message = store.message(By::Key(key)).await?.ok_or(Error::NotFound)?;
             Ok(MessageOut::of(&api.ids, message, detail))
         }
         Err(AcceptError::EventIdTaken) => Err(Error::Conflict("A message with this eventId exists already".into())),
@@ -261,14 +263,14 @@ const DISCARDED_MAX: u64 = 64 * 1024;
 
 /// The application that a message is for. It may come into being along with the message.
 enum Target {
-    Known(Arc<AppEntry>),
-    Unknown { name: String, caller: Caller },
+    Known { app: Arc<AppEntry>, store: Tenant },
+    Unknown { name: String, caller: Caller, environment: Environment },
 }
 
 impl Target {
     fn key(&self) -> Option<AppKey> {
         match self {
-            Self::Known(app) => Some(app.application.key),
+            Self::Known { app, .. } => Some(app.application.key),
             Self::Unknown { .. } => None,
         }
     }
@@ -279,16 +281,13 @@ impl FromRequestParts<Arc<Api>> for Target {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
         match InApp::from_request_parts(parts, api).await {
-            Ok(app) => Ok(Self::Known(app.entry)),
+            Ok(InApp { entry: app, store, .. }) => Ok(Self::Known { app, store }),
             Err(Error::NotFound) => {
                 let caller = Caller::from_request_parts(parts, api).await?;
-                match caller.principal() {
-                    Principal::Environment => {}
-                    Principal::Application { .. } => return Err(Error::NotFound),
-                }
+                let environment = caller.environment(api).map_err(|_| Error::NotFound)?;
                 let params = path_params(parts).await?;
                 let name = params.iter().find(|(key, _)| *key == "app_id").map(|(_, name)| name.to_owned());
-                Ok(Self::Unknown { name: name.ok_or(Error::NotFound)?, caller })
+                Ok(Self::Unknown { name: name.ok_or(Error::NotFound)?, caller, environment })
             }
             Err(other) => Err(other),
         }
@@ -315,7 +314,7 @@ async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resu
     let filter = message_filter(&mut query, page.from.clone(), (api.clock)())?;
     let detail = Detail::take(&mut query)?;
     query.finish()?;
-    let messages = api.store.messages(app.key(), filter, page).await?;
+    let messages = app.store.messages(filter, page).await?;
     let list = asked.answer(messages, &api.ids, |row| row.key, |row| MessageOut::of(&api.ids, row, detail));
     Ok(json(StatusCode::OK, &list))
 }
@@ -373,10 +372,10 @@ async fn cancel(
         None => None,
         Some(text) => {
             let by = api.ids.by(text).ok_or(Error::NotFound)?;
-            Some(api.store.endpoint(app.key(), by).await?.ok_or(Error::NotFound)?.key)
+            Some(app.store.endpoint(by).await?.ok_or(Error::NotFound)?.key)
         }
     };
-    let canceled = api.store.cancel_message(app.key(), message.key, endpoint, (api.clock)()).await?;
+    let canceled = app.store.cancel_message(message.key, endpoint, (api.clock)()).await?;
     Ok(json(StatusCode::OK, &CancelOut { canceled }))
 }
 
@@ -394,7 +393,7 @@ async fn expunge(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Resul
     query.finish()?;
     app.require_environment()?;
     let message = find(&api, &app).await?;
-    match api.store.expunge_message(app.key(), message.key).await? {
+    match app.store.expunge_message(message.key).await? {
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(Error::NotFound),
     }
@@ -403,7 +402,7 @@ async fn expunge(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Resul
 /// The message that the path names.
 pub async fn find(api: &Api, app: &InApp) -> Result<Message, Error> {
     let by = api.ids.by(app.param("msg_id")?).ok_or(Error::NotFound)?;
-    api.store.message(app.key(), by).await?.ok_or(Error::NotFound)
+    app.store.message(by).await?.ok_or(Error::NotFound)
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ use crate::{
     config::SignatureType, credentials::Credentials, directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks,
     transport::egress::AddressGuard, vault::Vault,
 };
+use auth::records::Records;
 use axum::{
     Router,
     extract::{Request, State},
@@ -60,7 +61,7 @@ use error::Error;
 use guesses::{Guesses, Peer};
 use http::{Uri, uri::PathAndQuery};
 use postrider_engine::{Timestamp, policy::Layer};
-use postrider_store::{ApiKeyKey, Store};
+use postrider_store::ApiKeyKey;
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
 use tower::ServiceExt;
@@ -69,7 +70,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 /// Everything that a handler may need.
 pub struct Api {
-    pub store: Arc<dyn Store>,
+    pub records: Records,
     pub ids: IdCodec,
     pub vault: Arc<Vault>,
     pub credentials: Arc<Credentials>,

@@ -111,7 +111,7 @@ impl AppPortalAccessIn {
     ))]
 async fn access(
     State(api): State<Arc<Api>>,
-    AppName { name, caller }: AppName,
+    AppName { name, caller, environment }: AppName,
     headers: HeaderMap,
     query: Query,
     JsonBytes(body): JsonBytes,
@@ -121,7 +121,7 @@ async fn access(
     let (access, expiry) = wanted.access()?;
     check_covers(&caller, &access)?;
     let session = wanted.session_id.map(|session| session.0);
-    let app = find(&api, &name, wanted.application).await?.application.key;
+    let app = find(&api, &environment, &name, wanted.application).await?.application.key;
     // A repetition gets a token of its own. It changes nothing, and a kept answer would lay a credential open.
     let minted = api.credentials.tokens().mint_session(app, &access, session, (api.clock)(), expiry);
     let token = minted.map_err(|fault| match fault {
@@ -197,7 +197,7 @@ async fn expire_all(
         }
         Some(_) | None => vec![end(None)],
     };
-    api.store.revoke_tokens(revocations).await?;
+    api.records.revoke_tokens(revocations).await?;
     api.credentials.forget_all();
     // A token that is made after this answer is made in a later millisecond, and so not among those that end.
     tokio::time::sleep(Duration::from_millis(2)).await;
@@ -255,7 +255,7 @@ async fn revoke(
 
 async fn revoke_one(api: &Api, id: TokenId, forget_at: Timestamp) -> Result<(), Error> {
     let at = (api.clock)();
-    api.store.revoke_tokens(vec![Revocation::Token { id, at, forget_at }]).await?;
+    api.records.revoke_tokens(vec![Revocation::Token { id, at, forget_at }]).await?;
     api.credentials.forget_all();
     Ok(())
 }
@@ -315,9 +315,14 @@ async fn whoami(State(api): State<Arc<Api>>, Caller(bearer): Caller, query: Quer
     Ok(json(StatusCode::OK, &answer))
 }
 
-async fn find(api: &Api, name: &str, application: Option<ApplicationIn>) -> Result<Arc<AppEntry>, Error> {
+async fn find(
+    api: &Api,
+    environment: &Environment,
+    name: &str,
+    application: Option<ApplicationIn>,
+) -> Result<Arc<AppEntry>, Error> {
     match application {
-        Some(application) => find_or_create(api, name, application).await,
+        Some(application) => find_or_create(api, environment, name, application).await,
         None => {
             let by = api.ids.by::<AppKey>(name).ok_or(Error::NotFound)?;
             api.directory.application(&by).await?.ok_or(Error::NotFound)
@@ -339,6 +344,7 @@ fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
 struct AppName {
     name: String,
     caller: Caller,
+    environment: Environment,
 }
 
 impl FromRequestParts<Arc<Api>> for AppName {
@@ -346,10 +352,10 @@ impl FromRequestParts<Arc<Api>> for AppName {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
         let caller = Caller::from_request_parts(parts, api).await?;
-        Environment::from_request_parts(parts, api).await?;
+        let environment = caller.environment(api)?;
         let params = path_params(parts).await?;
         let name = params.iter().find(|(key, _)| *key == "app_id").map(|(_, name)| name.to_owned());
-        Ok(Self { name: name.ok_or(Error::NotFound)?, caller })
+        Ok(Self { name: name.ok_or(Error::NotFound)?, caller, environment })
     }
 }
 

@@ -103,7 +103,7 @@ async fn recover(
     let (since, until) = span(since, until, (api.clock)())?;
     let endpoint = app.endpoint(&api).await?.key.raw();
     let kind = TaskKind::Recover { endpoint, since, until };
-    background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+    background_tasks::start(&api, &app, kind, (&key, &body)).await
 }
 
 /// Send all messages of a time span that an endpoint would get today and was never sent.
@@ -139,7 +139,7 @@ async fn replay_missing(
         event_types: endpoint.event_types,
         channels: endpoint.channels,
     };
-    background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+    background_tasks::start(&api, &app, kind, (&key, &body)).await
 }
 
 /// Send an endpoint all its messages that match once more, delivered or not.
@@ -178,7 +178,7 @@ async fn bulk_replay(
     };
     let endpoint = app.endpoint(&api).await?.key.raw();
     let kind = TaskKind::BulkReplay { endpoint, filter };
-    background_tasks::start(&api, app.key(), kind, (&key, &app.principal, &body)).await
+    background_tasks::start(&api, &app, kind, (&key, &body)).await
 }
 
 /// Call back everything older that still waits for an endpoint. It becomes dead letters, and can be replayed.
@@ -206,16 +206,15 @@ async fn cancel(
     let before = created_before.0;
     let endpoint = app.endpoint(&api).await?.key.raw();
     let task =
-        background_tasks::new_task(&api, app.key(), TaskKind::Cancel { endpoint, before: before.as_millis() }).await?;
-    let done = task.key;
+        background_tasks::new_task(&api, &app, TaskKind::Cancel { endpoint, before: before.as_millis() }).await?;
     let prepared = Answer { status: StatusCode::NO_CONTENT.as_u16(), body: bytes::Bytes::new() };
     let remember = key.remember(&app.principal, &body, &prepared);
-    let written = api.store.start_task(task, remember).await;
+    let written = app.store.start_task(task.clone(), remember).await;
     // Whoever calls messages back wants to know that none of them goes out any more. Only where there are very many is
     // the rest done behind.
     let began = (api.clock)();
     while written.is_ok() && (api.clock)().since(began) < CANCEL_WAIT_MAX {
-        let state = api.store.advance_task(done, (api.clock)()).await?;
+        let state = app.store.advance_task(&task, (api.clock)()).await?;
         if state.is_none_or(|task| task.status != TaskStatus::Running) {
             break;
         }

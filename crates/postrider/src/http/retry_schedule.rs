@@ -98,14 +98,14 @@ async fn get(
     ))]
 async fn put(
     State(api): State<Arc<Api>>,
-    _: Environment,
+    environment: Environment,
     PathName(name): PathName,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
     query.finish()?;
     let delays = parse::<RetryScheduleInOut>(&body)?.delays()?;
-    let changed = event_types::change(&api, &name.ok_or(Error::NotFound)?, |old, now| {
+    let changed = event_types::change(&api, &environment, &name.ok_or(Error::NotFound)?, |old, now| {
         let mut rules = Rules::stored(old.rules.as_deref());
         rules.retry_policy = rules.retry_policy.unwrap_or_default().with_table(delays.clone());
         let rules = rules.to_store();

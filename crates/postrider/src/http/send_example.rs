@@ -82,7 +82,7 @@ async fn send(
         only: Some(endpoint.key),
     };
     let shown = Shown::Stored(event.content.payload.clone());
-    let message = messages::accept(&api, &app.entry, event, Detail::WithContent, shown, None).await?;
+    let message = messages::accept(&api, (&app.entry, &app.store), event, Detail::WithContent, shown, None).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
 }
 

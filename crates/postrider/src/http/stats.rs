@@ -47,7 +47,7 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     let (since, until) = span(&mut query, (api.clock)())?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
-    let stats = api.store.stats(endpoint.key, since, until).await?;
+    let stats = app.store.stats(&endpoint, since, until).await?;
     Ok(json(
         StatusCode::OK,
         &EndpointStats {

@@ -9,7 +9,7 @@ use postrider::{
     config::{TokenAlgorithm, TokenKey, TokenSettings},
     credentials::{Credentials, key_text::KeyTexts},
     directory::Directory,
-    http::{Api, ApiSettings, router},
+    http::{Api, ApiSettings, auth::records::Records, router},
     ids::IdCodec,
     ingest::Ingest,
     keyring::Keyring,
@@ -31,6 +31,7 @@ use tower::ServiceExt;
 
 pub struct House {
     pub api: Arc<Api>,
+    pub store: Arc<dyn Store>,
     pub router: Router,
     pub token: String,
     pub folder: Arc<TempDir>,
@@ -90,7 +91,7 @@ impl House {
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,
-            store,
+            records: Records::new(Arc::clone(&store)),
             ids,
             vault,
             tasks: Arc::new(Tasks::default()),
@@ -99,7 +100,7 @@ impl House {
             rng: Mutex::new(StdRng::seed_from_u64(1)),
             settings: ApiSettings { public_url: Some("https://hooks.example".into()), rules, ..ApiSettings::default() },
         });
-        Self { router: router(Arc::clone(&api)), api, token, folder }
+        Self { router: router(Arc::clone(&api)), api, store, token, folder }
     }
 
     pub async fn ask(&self, request: Request<Body>) -> Reply {
