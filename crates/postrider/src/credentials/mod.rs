@@ -20,7 +20,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -108,25 +108,22 @@ impl Credentials {
         if !known.holds(now) {
             return Err(Refusal::Invalid);
         }
-        let generation = self.generation.load(Relaxed);
-        let asked_at = self.elapsed();
-        let is_current = known.generation.load(Relaxed) == generation;
-        let age = asked_at.saturating_sub(known.asked_at.load(Relaxed));
-        let is_trusted = is_current && age < millis(TRUSTED_FOR);
-        let is_fresh = is_current && age < millis(FRESH_FOR);
-        // One asks anew, ahead of time; the others need not wait for it.
-        let is_left_to_another = !is_fresh && is_trusted && known.is_being_asked.swap(true, Relaxed);
-        if !is_fresh && !is_left_to_another {
-            let answer = self.ask(known, now).await;
-            known.is_being_asked.store(false, Relaxed);
-            match answer {
-                Ok(true) => known.confirmed(asked_at, generation),
-                Ok(false) => {
-                    self.forget(known);
-                    return Err(Refusal::Invalid);
+        let is_trusted = known.is_younger(TRUSTED_FOR, self.moment());
+        if !known.is_younger(FRESH_FOR, self.moment()) {
+            // One asks anew, ahead of time, and the others need not wait for it. Where it is too late for that they do, so
+            // that they do not all ask at once.
+            let turn = if is_trusted { known.asking.try_lock().ok() } else { Some(known.asking.lock().await) };
+            let moment = self.moment();
+            if turn.is_some() && !known.is_younger(FRESH_FOR, moment) {
+                match self.ask(known, now).await {
+                    Ok(true) => known.confirmed(moment),
+                    Ok(false) => {
+                        self.forget(known);
+                        return Err(Refusal::Invalid);
+                    }
+                    Err(_) if is_trusted || in_doubt == InDoubt::Trust => {}
+                    Err(fault) => return Err(Refusal::Unknown(fault)),
                 }
-                Err(_) if is_trusted || in_doubt == InDoubt::Trust => {}
-                Err(fault) => return Err(Refusal::Unknown(fault)),
             }
         }
         known.used_at.fetch_max(now.as_millis(), Relaxed);
@@ -135,7 +132,7 @@ impl Credentials {
 
     /// Looks at one that is not known.
     pub async fn verify(&self, text: &str, now: Timestamp, in_doubt: InDoubt) -> Result<Arc<Bearer>, Refusal> {
-        let (generation, asked_at) = (self.generation.load(Relaxed), self.elapsed());
+        let moment = self.moment();
         let known = if looks_like_a_key(text) {
             self.verify_key(text, now).await?
         } else {
@@ -148,7 +145,7 @@ impl Credentials {
                 Err(fault) => return Err(Refusal::Unknown(fault)),
             }
         };
-        known.confirmed(asked_at, generation);
+        known.confirmed(moment);
         known.used_at.store(now.as_millis(), Relaxed);
         let bearer = Arc::clone(&known.bearer);
         if let Some(leaving) = self.seen.keep(Arc::new(known)) {
@@ -221,9 +218,18 @@ impl Credentials {
         }
     }
 
-    fn elapsed(&self) -> u64 {
-        millis(self.begun.elapsed())
+    fn moment(&self) -> Moment {
+        let generation = self.generation.load(Relaxed);
+        Moment { generation, at: millis(self.begun.elapsed()) }
     }
+}
+
+/// When something was asked, and after which revocation.
+#[derive(Clone, Copy)]
+struct Moment {
+    generation: u64,
+    /// In milliseconds since the start.
+    at: u64,
 }
 
 /// A credential that was found to be good, and when.
@@ -234,7 +240,8 @@ pub struct Known {
     until: AtomicI64,
     asked_at: AtomicU64,
     generation: AtomicU64,
-    is_being_asked: AtomicBool,
+    /// Held by whoever asks the store about it.
+    asking: tokio::sync::Mutex<()>,
     used_at: AtomicI64,
     noted_at: AtomicI64,
 }
@@ -268,7 +275,7 @@ impl Known {
             until: AtomicI64::new(until),
             asked_at: AtomicU64::new(0),
             generation: AtomicU64::new(0),
-            is_being_asked: AtomicBool::new(false),
+            asking: tokio::sync::Mutex::default(),
             used_at: AtomicI64::new(i64::MIN),
             noted_at: AtomicI64::new(i64::MIN),
         }
@@ -280,9 +287,15 @@ impl Known {
 
     /// As of when it was asked, not of when the answer came. The generation last: whoever finds it finds the other, too, or
     /// an older one.
-    fn confirmed(&self, asked_at: u64, generation: u64) {
-        self.asked_at.store(asked_at, Relaxed);
-        self.generation.store(generation, Relaxed);
+    fn confirmed(&self, asked: Moment) {
+        self.asked_at.store(asked.at, Relaxed);
+        self.generation.store(asked.generation, Relaxed);
+    }
+
+    /// Whether it was found to be good within this time, and nothing was revoked since.
+    fn is_younger(&self, age: Duration, now: Moment) -> bool {
+        self.generation.load(Relaxed) == now.generation
+            && now.at.saturating_sub(self.asked_at.load(Relaxed)) < millis(age)
     }
 }
 
@@ -450,6 +463,26 @@ mod tests {
         gate.credentials.store.close().await;
         advance(TRUSTED_FOR - Duration::from_millis(10)).await;
         assert!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_who_asks_and_goes_away_leaves_it_to_the_next() {
+        let gate = Gate::set().await;
+        assert!(gate.lets_in(gate.key.reveal(), NOW, InDoubt::Refuse).await.is_ok());
+        let mut is_gone = false;
+        while !is_gone {
+            advance(FRESH_FOR).await;
+            // Sometimes the store has the answer at once.
+            is_gone = tokio::select! {
+                biased;
+                _ = gate.lets_in(gate.key.reveal(), NOW, InDoubt::Refuse) => false,
+                () = std::future::ready(()) => true,
+            };
+        }
+        advance(TRUSTED_FOR - FRESH_FOR - Duration::from_millis(10)).await;
+        gate.credentials.store.revoke_api_key(KEY, NOW).await.expect("written");
+        let found = gate.lets_in(gate.key.reveal(), NOW, InDoubt::Refuse).await;
+        assert!(matches!(found, Err(Refusal::Invalid)), "{found:?}");
     }
 
     #[tokio::test(start_paused = true)]
