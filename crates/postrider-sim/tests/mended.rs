@@ -7,7 +7,7 @@ use postrider_sim::{
 };
 
 /// The seed, and how many deliveries it makes.
-const ONCE_WRONG: [(u64, u64, &str); 23] = [
+const ONCE_WRONG: [(u64, u64, &str); 24] = [
     (45, 1_000, "a resend went past the cap of an endpoint whose breaker sends what comes to the dead letters"),
     (198, 1_000, "the same"),
     (340, 1_000, "the judge took a breaker for open that an unjudged request had closed"),
@@ -28,6 +28,7 @@ const ONCE_WRONG: [(u64, u64, &str); 23] = [
     (6_621, 6_100, "the same as 1339"),
     (6_621, 10_700, "the same as 5051"),
     (6_661, 10_700, "the judge took a resend for the delivery's own try, which was answered alike at the same moment"),
+    (7_263, 10_700, "a health that was set back while its lane was coming to rest was written over by what ended there"),
     (20_171, 10_700, "a new message went before a row that had been told of before it"),
     (20_342, 10_700, "what had expired used up the rate of what had not"),
     (20_619, 10_700, "an attempt was counted from before its settings were read"),

@@ -485,7 +485,8 @@ impl Dispatch {
                 Committed::Deposed => self.depose(),
                 // Whoever set it back means now; what is read later may be what an outcome under way wrote since.
                 Committed::Health { endpoint } => match self.lane_at_hand(endpoint) {
-                    Some(lane) if self.serves(lane.app) => {
+                    // Also a lane that is about to go: what is still on the network there is judged by it.
+                    Some(lane) if self.serves(lane.app) || self.engine.settings_of(endpoint).is_some() => {
                         self.engine.set_health(endpoint, lane, Health::default(), now);
                     }
                     Some(_) => {}
