@@ -28,7 +28,11 @@ const ONCE_WRONG: [(u64, u64, &str); 24] = [
     (6_621, 6_100, "the same as 1339"),
     (6_621, 10_700, "the same as 5051"),
     (6_661, 10_700, "the judge took a resend for the delivery's own try, which was answered alike at the same moment"),
-    (7_263, 10_700, "a health that was set back while its lane was coming to rest was written over by what ended there"),
+    (
+        7_263,
+        10_700,
+        "a health that was set back while its lane was coming to rest was written over by what ended there",
+    ),
     (20_171, 10_700, "a new message went before a row that had been told of before it"),
     (20_342, 10_700, "what had expired used up the rate of what had not"),
     (20_619, 10_700, "an attempt was counted from before its settings were read"),

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod confine;
 pub mod credentials;
+pub mod dashboard;
 pub mod deployment;
 pub mod directory;
 pub mod dispatch;

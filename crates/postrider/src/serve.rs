@@ -4,6 +4,7 @@ use crate::{
     clock,
     config::Settings,
     credentials::{Credentials, key_text::KeyTexts},
+    dashboard::{self, Sessions},
     deployment::Deployment,
     directory::Directory,
     dispatch::{Dispatch, Means},
@@ -104,6 +105,9 @@ impl Server {
         let ids = IdCodec::new(*keyring.ids());
         let tokens = Arc::new(Tokens::new(&settings.tokens, &keyring, ids.clone())?);
         let texts = KeyTexts::new(ids.clone(), keyring.tokens());
+        let is_secure =
+            settings.tls.is_some() || settings.public_url.as_ref().is_some_and(|url| url.scheme() == "https");
+        let sessions = Sessions::new(keyring.tokens(), clock::now, is_secure);
         let credentials = Arc::new(Credentials::new(tokens, texts, Arc::clone(&store)));
         beside.spawn({
             let credentials = Arc::clone(&credentials);
@@ -206,7 +210,7 @@ impl Server {
                 rules,
             },
         });
-        let router = metrics_route(metrics, Arc::clone(&api)).merge(http::router(api));
+        let router = dashboard::over(metrics_route(metrics, Arc::clone(&api)).merge(http::router(api)), sessions);
         let limits = server::Limits {
             connections_max: settings.connections_max,
             connections_per_address_max: settings.connections_per_address_max,

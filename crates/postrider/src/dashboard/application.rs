@@ -1,0 +1,54 @@
+//! One application with its endpoints.
+
+use super::{
+    Site,
+    applications::Application,
+    endpoint::{Endpoint, Health},
+    frame::{Frame, page, tone},
+    inside::{Fault, Path},
+    session::{Fields, Session},
+};
+use askama::Template;
+use axum::{
+    Router,
+    extract::{Path as Named, State},
+    response::Response,
+    routing::get,
+};
+use std::sync::Arc;
+
+pub fn routes() -> Router<Arc<Site>> {
+    Router::new().route("/apps/{app}", get(show))
+}
+
+#[derive(Template)]
+#[template(path = "application.html")]
+struct ApplicationPage {
+    frame: Frame,
+    application: Application,
+    endpoints: Vec<(Endpoint, Health)>,
+    dead: u64,
+    next: Option<Path>,
+}
+
+async fn show(
+    State(site): State<Arc<Site>>,
+    session: Session,
+    Named(app): Named<String>,
+    query: Fields,
+) -> Result<Response, Fault> {
+    let application: Application = site.inside.get(&session, &Path::api(&["app", &app])).await?;
+    let wanted =
+        Path::api(&["app", &app, "endpoint"]).with("limit", Some("25")).with("iterator", query.get("iterator"));
+    let list = site.inside.list::<Endpoint>(&session, &wanted).await?;
+    let mut endpoints = Vec::with_capacity(list.data.len());
+    for endpoint in list.data {
+        let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &endpoint.id, "health"])).await?;
+        endpoints.push((endpoint, health));
+    }
+    let count = Path::api(&["app", &app, "dead-letter", "count"]);
+    let dead: serde_json::Value = site.inside.get(&session, &count).await?;
+    let next = (!list.done).then(|| Path::page(&["apps", &app]).with("iterator", list.iterator.as_deref()));
+    let dead = dead["count"].as_u64().unwrap_or_default();
+    Ok(page(&ApplicationPage { frame: Frame::new(&session), application, endpoints, dead, next }))
+}

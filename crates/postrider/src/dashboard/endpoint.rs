@@ -1,0 +1,116 @@
+//! One endpoint: how it fares, what waits for it, its latest attempts; and stopping it and letting it go on.
+
+use super::{
+    Site,
+    frame::{Frame, moment, page, to, tone},
+    inside::{Fault, Path},
+    message::Attempt,
+    session::{Fields, Sent, Session},
+};
+use askama::Template;
+use axum::{
+    Router,
+    extract::{Path as Named, State},
+    response::Response,
+    routing::{get, post},
+};
+use serde::Deserialize;
+use serde_json::json;
+use std::sync::Arc;
+
+pub fn routes() -> Router<Arc<Site>> {
+    Router::new()
+        .route("/apps/{app}/endpoints/{endpoint}", get(show))
+        .route("/apps/{app}/endpoints/{endpoint}/{deed}", post(act))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoint {
+    pub id: String,
+    pub uid: Option<String>,
+    pub url: String,
+    pub description: String,
+    pub disabled: bool,
+    pub event_types: Option<Vec<String>>,
+    pub channels: Option<Vec<String>>,
+    pub rate_limit: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    pub state: String,
+    pub summary: String,
+    pub breaker: Breaker,
+    pub failing_since: Option<String>,
+    pub disable_at: Option<String>,
+    pub backlog: Option<Backlog>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Breaker {
+    pub state: String,
+    pub failures: u32,
+    pub failures_max: Option<u32>,
+    pub open_until: Option<String>,
+    pub trips: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backlog {
+    pub waiting: u64,
+    pub oldest: Option<String>,
+    pub newest_per_key: u64,
+}
+
+#[derive(Template)]
+#[template(path = "endpoint.html")]
+struct EndpointPage {
+    frame: Frame,
+    app: String,
+    endpoint: Endpoint,
+    health: Health,
+    attempts: Vec<Attempt>,
+    next: Option<Path>,
+}
+
+async fn show(
+    State(site): State<Arc<Site>>,
+    session: Session,
+    Named((app, id)): Named<(String, String)>,
+    query: Fields,
+) -> Result<Response, Fault> {
+    let endpoint: Endpoint = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id])).await?;
+    let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id, "health"])).await?;
+    let wanted = Path::api(&["app", &app, "attempt", "endpoint", &id])
+        .with("limit", Some("25"))
+        .with("iterator", query.get("iterator"));
+    let list = site.inside.list::<Attempt>(&session, &wanted).await?;
+    let next =
+        (!list.done).then(|| Path::page(&["apps", &app, "endpoints", &id]).with("iterator", list.iterator.as_deref()));
+    let frame = Frame::after(&session, query.get("done"));
+    Ok(page(&EndpointPage { frame, app, endpoint, health, attempts: list.data, next }))
+}
+
+async fn act(
+    State(site): State<Arc<Site>>,
+    Named((app, id, deed)): Named<(String, String, String)>,
+    Sent { session, fields }: Sent,
+) -> Result<Response, Fault> {
+    let endpoint = ["app", &app, "endpoint", &id];
+    let [a, b, c, d] = endpoint;
+    let (path, body, done) = match &*deed {
+        "pause" => (Path::api(&[a, b, c, d, "pause"]), None, "paused"),
+        "resume" => {
+            let keep = fields.get("deliver").unwrap_or("all");
+            (Path::api(&[a, b, c, d, "resume"]), Some(json!({"deliver": keep})), "resumed")
+        }
+        "reset" => (Path::api(&[a, b, c, d, "health", "reset"]), None, "reset"),
+        _ => return Err(Fault::unknown()),
+    };
+    site.inside.post(&session, &path, body).await?;
+    Ok(to(&Path::page(&["apps", &app, "endpoints", &id]).with("done", Some(done))))
+}

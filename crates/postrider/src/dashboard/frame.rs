@@ -1,0 +1,218 @@
+//! What all pages have around them, and how they leave.
+
+use super::{
+    inside::{Fault, Path},
+    session::Session,
+};
+use askama::Template;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode, header};
+
+/// What every page shows besides its own.
+pub struct Frame {
+    pub csrf: String,
+    /// What was just done.
+    pub notice: Option<&'static str>,
+}
+
+impl Frame {
+    pub fn new(session: &Session) -> Self {
+        Self { csrf: session.csrf().to_owned(), notice: None }
+    }
+
+    /// `done`: a word that a page of ours was left with. Only what is known is shown, so that no link can put words here.
+    pub fn after(session: &Session, done: Option<&str>) -> Self {
+        let notice = DONE.iter().find(|(word, _)| Some(*word) == done).map(|(_, text)| *text);
+        Self { notice, ..Self::new(session) }
+    }
+}
+
+const DONE: [(&str, &str); 7] = [
+    ("resent", "It is on its way again. The new attempt shows up below in a moment."),
+    ("replayed", "The dead letter is on its way again."),
+    ("replaying", "Everything that matches is being put on its way again, a piece at a time."),
+    ("paused", "The endpoint is paused. Its messages wait."),
+    ("resumed", "The endpoint goes on, and what waited is delivered."),
+    ("reset", "The breaker is closed, and the failures are forgotten."),
+    ("canceled", "What had not been delivered was called back."),
+];
+
+/// A page that holds data: it is kept nowhere, loads nothing but our own files, and sends forms to nobody but us.
+pub fn page(template: &impl Template) -> Response {
+    shown(StatusCode::OK, template)
+}
+
+fn shown(status: StatusCode, template: &impl Template) -> Response {
+    let Ok(html) = template.render() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let headers: [(HeaderName, &str); 7] = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    (status, headers, html).into_response()
+}
+
+pub fn style(text: &'static str) -> Response {
+    asset("text/css; charset=utf-8", text)
+}
+
+pub fn script(text: &'static str) -> Response {
+    asset("text/javascript; charset=utf-8", text)
+}
+
+fn asset(media: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, media),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // It changes with the program and not before; asking each time is cheap, and never wrong.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}
+
+/// After something was done: the page is asked for anew, so that doing it again takes another click.
+pub fn to(path: &Path) -> Response {
+    let mut response = StatusCode::SEE_OTHER.into_response();
+    if let Ok(place) = HeaderValue::from_str(path.text()) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    response
+}
+
+#[derive(Template)]
+#[template(path = "error.html")]
+struct ErrorPage {
+    title: String,
+    detail: String,
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        let (status, title, detail) = match self {
+            Self::SignedOut => return to(&Path::page(&["sign-in"])),
+            Self::Forged => (
+                StatusCode::FORBIDDEN,
+                "That did not come from a page of ours".to_owned(),
+                "Nothing was done. Go back, load the page anew, and try again.".to_owned(),
+            ),
+            Self::Refused { status, detail } => {
+                let title = match status {
+                    StatusCode::NOT_FOUND => "There is no such thing".to_owned(),
+                    StatusCode::FORBIDDEN => "You may not do that".to_owned(),
+                    _ => format!("It did not work ({})", status.as_u16()),
+                };
+                (status, title, detail)
+            }
+        };
+        shown(status, &ErrorPage { title, detail })
+    }
+}
+
+/// `2026-11-16T09:30:12.345Z` as people read it.
+pub fn moment(time: &str) -> String {
+    let text = time.strip_suffix('Z').unwrap_or(time);
+    let text = text.split_once('.').map_or(text, |(seconds, _)| seconds);
+    text.replacen('T', " ", 1)
+}
+
+/// JSON with lines and spaces, and otherwise as it is: numbers and the order of names are nobody's to change.
+pub fn indented(json: &str) -> String {
+    let (mut shown, mut depth, mut in_text, mut escaped) = (String::with_capacity(json.len() * 2), 0, false, false);
+    let mut letters = json.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if in_text {
+            shown.push(letter);
+            in_text = escaped || letter != '"';
+            escaped = !escaped && letter == '\\';
+            continue;
+        }
+        match letter {
+            '"' => {
+                in_text = true;
+                shown.push(letter);
+            }
+            '{' | '[' => {
+                while letters.next_if(|next| next.is_ascii_whitespace()).is_some() {}
+                shown.push(letter);
+                match letters.next_if(|next| matches!(next, '}' | ']')) {
+                    Some(end) => shown.push(end),
+                    None => {
+                        depth += 1;
+                        new_line(&mut shown, depth);
+                    }
+                }
+            }
+            '}' | ']' => {
+                depth -= 1;
+                new_line(&mut shown, depth);
+                shown.push(letter);
+            }
+            ',' => {
+                shown.push(letter);
+                new_line(&mut shown, depth);
+            }
+            ':' => shown.push_str(": "),
+            _ if letter.is_ascii_whitespace() => {}
+            _ => shown.push(letter),
+        }
+    }
+    shown
+}
+
+fn new_line(shown: &mut String, depth: usize) {
+    shown.push('\n');
+    // What is nested deeper than anyone looks is not pushed out of sight.
+    shown.extend(std::iter::repeat_n("  ", depth.min(32)));
+}
+
+/// Which colour a status has.
+pub fn tone(status: &str) -> &'static str {
+    match status {
+        "success" | "delivered" | "healthy" | "closed" | "finished" => "good",
+        "pending" | "sending" | "probing" | "half-open" | "running" | "refusing" | "failing" => "wait",
+        "fail" | "failed" | "tripped" | "open" => "bad",
+        _ => "off",
+    }
+}
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_shown_in_its_own_order() {
+        let json = r#"{ "b":1.00,"a":[ ],"text":"{\"x\": [1,\\\\","list":[{"n":1e400},[1, 2]]}"#;
+        let expected = r#"{
+  "b": 1.00,
+  "a": [],
+  "text": "{\"x\": [1,\\\\",
+  "list": [
+    {
+      "n": 1e400
+    },
+    [
+      1,
+      2
+    ]
+  ]
+}"#;
+        assert_eq!(indented(json), expected);
+        for (plain, shown) in [("null", "null"), (r#""a b""#, r#""a b""#), ("{}", "{}")] {
+            assert_eq!(indented(plain), shown);
+        }
+    }
+
+    #[test]
+    fn times_are_shown_to_the_second() {
+        assert_eq!(moment("2026-11-16T09:30:12.345Z"), "2026-11-16 09:30:12");
+        assert_eq!(moment("2026-11-16T09:30:12Z"), "2026-11-16 09:30:12");
+        assert_eq!(moment("nonsense"), "nonsense");
+    }
+}

@@ -1,0 +1,45 @@
+//! Pages for people: what the API tells, shown in a browser.
+//!
+//! They are a client of the API like any other, only in the same process: a page asks with the token that its session was
+//! opened with, and shows the answer. So nobody sees or does more here than he could there, and what is done here is checked,
+//! limited and written down in the same way (decision 18).
+
+mod application;
+mod applications;
+mod dead_letters;
+mod endpoint;
+mod frame;
+mod inside;
+mod message;
+mod messages;
+mod session;
+mod sign_in;
+
+use axum::{Router, response::Response, routing::get};
+use frame::{script, style};
+use inside::Inside;
+pub use session::Sessions;
+use std::sync::Arc;
+
+/// What the pages need.
+pub struct Site {
+    inside: Inside,
+    sessions: Sessions,
+}
+
+/// The pages, over the routes of the API, to which they are added.
+pub fn over(api: Router, sessions: Sessions) -> Router {
+    let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions });
+    let pages = Router::new()
+        .route("/dashboard.css", get(async || -> Response { style(include_str!("assets/dashboard.css")) }))
+        .route("/dashboard.js", get(async || -> Response { script(include_str!("assets/dashboard.js")) }))
+        .merge(sign_in::routes())
+        .merge(applications::routes())
+        .merge(application::routes())
+        .merge(endpoint::routes())
+        .merge(messages::routes())
+        .merge(message::routes())
+        .merge(dead_letters::routes())
+        .with_state(site);
+    api.merge(pages)
+}

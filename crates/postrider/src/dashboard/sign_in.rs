@@ -1,0 +1,65 @@
+//! Signing in with a token, and out again.
+
+use super::{
+    Site,
+    frame::{page, to},
+    inside::{Fault, Path},
+    session::{Fields, Sent, Session},
+};
+use askama::Template;
+use axum::{
+    Router,
+    extract::{Request, State},
+    response::Response,
+    routing::{get, post},
+};
+use http::{HeaderValue, Method, header};
+use serde_json::Value;
+use std::sync::Arc;
+
+pub fn routes() -> Router<Arc<Site>> {
+    Router::new().route("/sign-in", get(show).post(sign_in)).route("/sign-out", post(sign_out)).route("/", get(home))
+}
+
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+struct SignInPage {
+    fault: Option<&'static str>,
+}
+
+async fn show() -> Response {
+    page(&SignInPage { fault: None })
+}
+
+/// Where someone belongs who has signed in: with a token for one application, there.
+async fn home(State(site): State<Arc<Site>>, session: Session) -> Result<Response, Fault> {
+    let who: Value = site.inside.get(&session, &Path::api(&["auth", "whoami"])).await?;
+    Ok(to(&match who["appId"].as_str() {
+        Some(app) => Path::page(&["apps", app]),
+        None => Path::page(&["apps"]),
+    }))
+}
+
+/// There is no session yet that a form could belong to; a browser says itself whether it was sent by another page.
+async fn sign_in(State(site): State<Arc<Site>>, request: Request) -> Result<Response, Fault> {
+    let (parts, body) = request.into_parts();
+    let fields = Fields::read(&parts, body).await?;
+    let Some(token) = fields.get("token") else { return Ok(page(&SignInPage { fault: Some("Paste a token first.") })) };
+    let caller = (token, parts.extensions.get().copied());
+    match site.inside.call(caller, Method::GET, &Path::api(&["auth", "whoami"]), None).await {
+        Ok(_) => Ok(with_cookie(to(&Path::page(&[""])), site.sessions.open(token))),
+        Err(Fault::SignedOut) => Ok(page(&SignInPage { fault: Some("This token does not hold here.") })),
+        Err(other) => Err(other),
+    }
+}
+
+async fn sign_out(State(site): State<Arc<Site>>, _: Sent) -> Response {
+    with_cookie(to(&Path::page(&["sign-in"])), site.sessions.close())
+}
+
+fn with_cookie(mut response: Response, cookie: Option<HeaderValue>) -> Response {
+    if let Some(cookie) = cookie {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    response
+}

@@ -1,0 +1,250 @@
+//! The pages for people, as a browser asks for them.
+
+mod support;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+use serde_json::json;
+use support::{
+    receiver::Answer,
+    stores::{StoreKind, on_both_stores},
+    world::{World, hasty},
+};
+
+on_both_stores! {
+    async
+    nobody_sees_a_page_without_signing_in,
+    a_failed_delivery_can_be_understood_and_sent_again,
+    a_form_that_is_not_ours_does_nothing,
+    a_token_for_one_application_leads_nowhere_else,
+    what_was_stored_is_shown_as_text,
+}
+
+/// A browser without JavaScript.
+struct Visitor {
+    world: World,
+    cookie: Option<String>,
+    app: String,
+}
+
+struct Page {
+    status: u16,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Page {
+    fn leads_to(&self) -> &str {
+        self.headers.get("location").map_or("nowhere", |place| place.to_str().expect("text"))
+    }
+
+    fn csrf(&self) -> &str {
+        let (_, rest) = self.text.split_once(r#"name="csrf" value=""#).expect("a form");
+        rest.split_once('"').expect("the end of it").0
+    }
+}
+
+impl Visitor {
+    async fn arrive(store: StoreKind) -> Self {
+        let mut world = World::start_on(store).await;
+        let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+        Self { world, cookie: None, app }
+    }
+
+    async fn sign_in(&mut self, token: &str) -> Page {
+        let page = self.send("/sign-in", &[("token", token)]).await;
+        if let Some(cookie) = page.headers.get("set-cookie") {
+            let cookie = cookie.to_str().expect("text");
+            assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+            assert!(!cookie.contains(token), "the token is sealed");
+            self.cookie = Some(cookie.split(';').next().expect("a pair").to_owned());
+        }
+        page
+    }
+
+    async fn see(&mut self, path: &str) -> Page {
+        self.ask(Method::GET, path, String::new(), &[]).await
+    }
+
+    async fn send(&mut self, path: &str, fields: &[(&str, &str)]) -> Page {
+        self.send_from("same-origin", path, fields).await
+    }
+
+    async fn send_from(&mut self, site: &str, path: &str, fields: &[(&str, &str)]) -> Page {
+        let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let headers = [("content-type", "application/x-www-form-urlencoded"), ("sec-fetch-site", site)];
+        self.ask(Method::POST, path, body, &headers).await
+    }
+
+    async fn ask(&mut self, method: Method, path: &str, body: String, more: &[(&str, &str)]) -> Page {
+        let cookie = self.cookie.clone().unwrap_or_default();
+        let mut headers = vec![("cookie", &*cookie)];
+        headers.extend(more);
+        // The client shows its token, too. Pages do not look at that.
+        let (head, body) = self.world.client.send_whole(method, path, &headers, &body).await.expect("an answer");
+        Page {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            text: String::from_utf8(body.to_vec()).expect("text"),
+        }
+    }
+
+    fn page(&self, rest: &str) -> String {
+        format!("/apps/{}{rest}", self.app)
+    }
+
+    fn token(&self) -> String {
+        self.world.server.token().to_owned()
+    }
+}
+
+async fn nobody_sees_a_page_without_signing_in(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let app = visitor.app.clone();
+    let pages =
+        ["", "/messages", "/messages/x", "/endpoints/x", "/dead-letters"].map(|rest| format!("/apps/{app}{rest}"));
+    for path in pages.iter().map(String::as_str).chain(["/", "/apps"]) {
+        let page = visitor.see(path).await;
+        assert_eq!((page.status, page.leads_to()), (303, "/sign-in"), "{path}");
+    }
+    let shown = visitor.see("/sign-in").await;
+    assert_eq!(shown.status, 200);
+    let policy = shown.headers["content-security-policy"].to_str().expect("text");
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert_eq!(shown.headers["cache-control"], "no-store");
+
+    let refused = visitor.sign_in("nonsense").await;
+    assert!(refused.text.contains("does not hold here") && visitor.cookie.is_none());
+    assert!(visitor.sign_in(" ").await.text.contains("Paste a token first"));
+    let token = visitor.token();
+    let let_in = visitor.sign_in(&token).await;
+    assert_eq!((let_in.status, let_in.leads_to()), (303, "/"));
+    assert_eq!(visitor.see("/").await.leads_to(), "/apps");
+    for path in &pages[..2] {
+        assert_eq!(visitor.see(path).await.status, 200, "{path}");
+    }
+    assert_eq!(visitor.see(&pages[2]).await.status, 404);
+
+    let csrf = visitor.see("/apps").await.csrf().to_owned();
+    let left = visitor.send("/sign-out", &[("csrf", &csrf)]).await;
+    let gone = left.headers["set-cookie"].to_str().expect("text");
+    assert!(gone.starts_with("postrider_session=;") && gone.contains("Max-Age=0"), "{gone}");
+}
+
+async fn a_failed_delivery_can_be_understood_and_sent_again(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let words = "the shop is closed".to_owned();
+    let refusal = Answer::Full { status: 503, headers: Vec::new(), body: words.clone().into() };
+    visitor.world.receiver.always("/shop", refusal);
+    visitor.world.endpoint("/shop", json!({"retryPolicy": hasty(2)})).await;
+    let message = visitor.world.send_with("order.paid", json!({"payload": {"order": 17}})).await;
+    assert_eq!(visitor.world.end(&message, "shop").await.0, "fail");
+
+    let list = visitor.see(&visitor.page("/messages?type=order.paid")).await;
+    assert!(list.text.contains(&message) && list.text.contains("order.paid"));
+    assert!(!visitor.see(&visitor.page("/messages?type=other")).await.text.contains(&message));
+    let found = visitor.see(&visitor.page(&format!("/messages?id={message}"))).await;
+    assert_eq!(found.leads_to(), visitor.page(&format!("/messages/{message}")));
+    let page = visitor.see(&visitor.page(&format!("/messages/{message}"))).await;
+    for words in [&*words, "503", "attempt 2", "&quot;order&quot;: 17", "fail"] {
+        let escaped = page.text.replace("&#34;", "&quot;");
+        assert!(escaped.contains(words), "{words}: {}", page.text);
+    }
+    let dead = visitor.see(&visitor.page("/dead-letters?reason=exhausted")).await;
+    assert!(dead.text.contains("1 in all") && dead.text.contains(&message), "{}", dead.text);
+    assert!(visitor.see(&visitor.page("/dead-letters?reason=expired")).await.text.contains("none like that"));
+
+    visitor.world.receiver.always("/shop", Answer::Full { status: 200, headers: Vec::new(), body: Bytes::new() });
+    let mut deeds = dead.text.split(r#"action=""#).filter_map(|text| Some(text.split_once('"')?.0));
+    let deed = deeds.find(|deed| deed.contains(&message)).expect("a button of its own").to_owned();
+    let csrf = dead.csrf().to_owned();
+    let done = visitor.send(&deed, &[("csrf", &csrf)]).await;
+    assert_eq!(done.status, 303, "{}", done.text);
+    let place = done.leads_to().to_owned();
+    assert!(visitor.see(&place).await.text.contains("on its way again"));
+    assert_eq!(visitor.world.end(&message, "shop").await.0, "success");
+    assert!(visitor.see(&visitor.page("/dead-letters")).await.text.contains("There are none."));
+
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    for (deed, notice, state) in [("pause", "Its messages wait", true), ("resume", "goes on", false)] {
+        let done = visitor.send(&visitor.page(&format!("/endpoints/{endpoint}/{deed}")), &[("csrf", &csrf)]).await;
+        let place = done.leads_to().to_owned();
+        assert!(visitor.see(&place).await.text.contains(notice), "{deed}");
+        assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], state);
+    }
+    let unknown = visitor.send(&visitor.page(&format!("/endpoints/{endpoint}/destroy")), &[("csrf", &csrf)]).await;
+    assert_eq!(unknown.status, 404);
+}
+
+async fn a_form_that_is_not_ours_does_nothing(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    assert_eq!(visitor.send_from("cross-site", "/sign-in", &[("token", &token)]).await.status, 403);
+    visitor.sign_in(&token).await;
+    visitor.world.endpoint("/shop", json!({})).await;
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let pause = visitor.page(&format!("/endpoints/{endpoint}/pause"));
+    let csrf = visitor.see("/apps").await.csrf().to_owned();
+    for (site, fields) in [
+        ("same-origin", &[][..]),
+        ("same-origin", &[("csrf", "nonsense")]),
+        ("cross-site", &[("csrf", &*csrf)]),
+        ("same-site", &[("csrf", &*csrf)]),
+    ] {
+        let page = visitor.send_from(site, &pause, fields).await;
+        assert_eq!(page.status, 403, "{site} {fields:?}");
+        assert!(page.text.contains("Nothing was done"));
+    }
+    assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], false);
+    assert_eq!(visitor.see(&pause).await.status, 405, "a link does nothing either");
+    assert_eq!(visitor.send(&pause, &[("csrf", &csrf)]).await.status, 303);
+    assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], true);
+}
+
+async fn a_token_for_one_application_leads_nowhere_else(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    visitor.world.endpoint("/shop", json!({})).await;
+    let wanted = json!({"application": {"name": "Elsewhere", "uid": "elsewhere"}, "readOnly": true});
+    let access = visitor.world.client.create("/api/v1/auth/app-portal-access/elsewhere", &wanted).await;
+    let token = access["token"].as_str().expect("a token").to_owned();
+    visitor.sign_in(&token).await;
+    let home = visitor.see("/").await.leads_to().to_owned();
+    let page = visitor.see(&home).await;
+    assert!(page.status == 200 && page.text.contains("Elsewhere"), "{}", page.text);
+    assert_eq!(visitor.see("/apps").await.status, 403);
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    for rest in [String::new(), "/messages".to_owned(), "/dead-letters".to_owned(), format!("/endpoints/{endpoint}")] {
+        assert_eq!(visitor.see(&visitor.page(&rest)).await.status, 404, "{rest}");
+    }
+    let csrf = page.csrf().to_owned();
+    let pause = visitor.page(&format!("/endpoints/{endpoint}/pause"));
+    assert_eq!(visitor.send(&pause, &[("csrf", &csrf)]).await.status, 404);
+    assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], false);
+}
+
+async fn what_was_stored_is_shown_as_text(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let attack = r#"'"><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}"#;
+    let refusal = Answer::Full { status: 400, headers: Vec::new(), body: attack.to_owned().into() };
+    visitor.world.receiver.always("/shop", refusal);
+    visitor.world.endpoint("/shop", json!({"description": attack, "retryPolicy": hasty(1)})).await;
+    visitor.world.call(Method::PATCH, "", json!({"name": attack, "metadata": {"a": attack}})).await;
+    let more = json!({"payload": {"text": attack}, "tags": ["a"], "eventId": "e-1"});
+    let message = visitor.world.send_with("order.paid", more).await;
+    visitor.world.end(&message, "shop").await;
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let rests =
+        [String::new(), format!("/endpoints/{endpoint}"), format!("/messages/{message}"), "/dead-letters".to_owned()];
+    for path in rests.map(|rest| visitor.page(&rest)).into_iter().chain(["/apps".to_owned()]) {
+        let page = visitor.see(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.text);
+        assert!(!page.text.contains("<script>alert") && !page.text.contains("<img"), "{path}: {}", page.text);
+    }
+    let query = url::form_urlencoded::Serializer::new(String::new()).append_pair("tag", attack).finish();
+    let page = visitor.see(&visitor.page(&format!("/messages?{query}"))).await;
+    assert!(!page.text.contains("<script>alert"), "{}", page.text);
+}
