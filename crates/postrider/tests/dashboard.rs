@@ -4,7 +4,7 @@ mod support;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{
     receiver::Answer,
     stores::{StoreKind, on_both_stores},
@@ -18,6 +18,7 @@ on_both_stores! {
     a_form_that_is_not_ours_does_nothing,
     a_token_for_one_application_leads_nowhere_else,
     what_was_stored_is_shown_as_text,
+    a_customer_adds_changes_and_deletes_an_endpoint,
 }
 
 /// A browser without JavaScript.
@@ -222,6 +223,69 @@ async fn a_token_for_one_application_leads_nowhere_else(store: StoreKind) {
     let pause = visitor.page(&format!("/endpoints/{endpoint}/pause"));
     assert_eq!(visitor.send(&pause, &[("csrf", &csrf)]).await.status, 404);
     assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], false);
+}
+
+/// The link's page itself is opened by a script; what that does is done here by hand.
+async fn a_customer_adds_changes_and_deletes_an_endpoint(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    for (path, words) in
+        [("/portal", r#"action="/sign-in""#), ("/portal.js", "location.hash"), ("/dashboard.js", "time")]
+    {
+        let page = visitor.see(path).await;
+        assert!(page.status == 200 && page.text.contains(words) && !page.text.contains("://"), "{path}: {}", page.text);
+    }
+    let wanted = json!({"capabilities": ["ViewBase", "ManageEndpoint", "CreateAttempts"]});
+    let access = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &wanted).await;
+    let token = access["token"].as_str().expect("a token").to_owned();
+    visitor.sign_in(&token).await;
+    let add = visitor.page("/new-endpoint");
+    let form = visitor.see(&add).await;
+    let csrf = form.csrf().to_owned();
+    let url = visitor.world.receiver.url("/shop");
+    for (fields, fault) in [
+        ([("url", "http://10.0.0.1/"), ("types", ""), ("rate", "")], "url"),
+        ([("url", &*url), ("types", "no.such.type"), ("rate", "")], "no event type"),
+        ([("url", &*url), ("types", ""), ("rate", "many")], "must be a number"),
+    ] {
+        let page = visitor.send(&add, &[&[("csrf", &*csrf)], &fields[..]].concat()).await;
+        assert_eq!(page.status, 200);
+        assert!(page.text.contains(r#"role="alert""#) && page.text.contains(fault), "{fault}: {}", page.text);
+        assert!(page.text.contains(fields[2].1), "what was filled in is there again");
+    }
+    assert_eq!(visitor.world.list("endpoint").await.len(), 0);
+    let fields = [("csrf", &*csrf), ("url", &url), ("description", "The shop"), ("types", ""), ("rate", "20")];
+    let added = visitor.send(&add, &fields).await.leads_to().to_owned();
+    assert!(visitor.see(&added).await.text.contains("The endpoint was added."));
+    let made = visitor.world.list("endpoint").await.remove(0);
+    assert_eq!((&made["url"], &made["description"], &made["rateLimit"]), (&json!(url), &json!("The shop"), &json!(20)));
+    let place = visitor.page(&format!("/endpoints/{}", made["id"].as_str().expect("an id")));
+
+    let form = visitor.see(&format!("{place}/edit")).await;
+    assert!(form.text.contains("The shop") && form.text.contains(r#"value="20""#), "{}", form.text);
+    let fields = [("csrf", &*csrf), ("url", &url), ("description", ""), ("types", ""), ("rate", "")];
+    assert_eq!(visitor.send(&format!("{place}/edit"), &fields).await.status, 303);
+    let made = visitor.world.list("endpoint").await.remove(0);
+    assert_eq!((&made["description"], &made["rateLimit"]), (&json!(""), &Value::Null));
+
+    let secret = visitor.world.get(&format!("endpoint/{}/secret", made["id"].as_str().expect("an id"))).await;
+    let shown = visitor.see(&format!("{place}/secret")).await;
+    assert!(shown.text.contains(secret["key"].as_str().expect("a secret")));
+    assert_eq!(visitor.send(&format!("{place}/example"), &[("csrf", &csrf)]).await.status, 303);
+    visitor.world.receiver.wait_for("/shop", 1).await;
+
+    let access = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &json!({"readOnly": true})).await;
+    let token = access["token"].as_str().expect("a token").to_owned();
+    let mine = visitor.cookie.clone();
+    visitor.sign_in(&token).await;
+    let reader = visitor.see(&place).await.csrf().to_owned();
+    for deed in ["edit", "delete", "example", "pause"] {
+        let page = visitor.send(&format!("{place}/{deed}"), &[("csrf", &reader), ("url", &url)]).await;
+        assert_eq!(page.status, 403, "{deed}: {}", page.text);
+    }
+    assert_eq!(visitor.see(&format!("{place}/secret")).await.status, 403);
+    visitor.cookie = mine;
+    assert_eq!(visitor.send(&format!("{place}/delete"), &[("csrf", &csrf)]).await.status, 303);
+    assert_eq!(visitor.world.list("endpoint").await.len(), 0);
 }
 
 async fn what_was_stored_is_shown_as_text(store: StoreKind) {

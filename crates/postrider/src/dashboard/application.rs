@@ -50,5 +50,5 @@ async fn show(
     let dead: serde_json::Value = site.inside.get(&session, &count).await?;
     let next = (!list.done).then(|| Path::page(&["apps", &app]).with("iterator", list.iterator.as_deref()));
     let dead = dead["count"].as_u64().unwrap_or_default();
-    Ok(page(&ApplicationPage { frame: Frame::new(&session), application, endpoints, dead, next }))
+    Ok(page(&ApplicationPage { frame: Frame::after(&session, query.get("done")), application, endpoints, dead, next }))
 }

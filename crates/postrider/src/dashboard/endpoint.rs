@@ -14,6 +14,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use http::Method;
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 pub fn routes() -> Router<Arc<Site>> {
     Router::new()
         .route("/apps/{app}/endpoints/{endpoint}", get(show))
+        .route("/apps/{app}/endpoints/{endpoint}/secret", get(show_secret))
         .route("/apps/{app}/endpoints/{endpoint}/{deed}", post(act))
 }
 
@@ -95,6 +97,30 @@ async fn show(
     Ok(page(&EndpointPage { frame, app, endpoint, health, attempts: list.data, next }))
 }
 
+#[derive(Template)]
+#[template(path = "secret.html")]
+struct SecretPage {
+    frame: Frame,
+    app: String,
+    endpoint: String,
+    key: String,
+}
+
+async fn show_secret(
+    State(site): State<Arc<Site>>,
+    session: Session,
+    Named((app, endpoint)): Named<(String, String)>,
+) -> Result<Response, Fault> {
+    #[derive(Deserialize)]
+    struct Secret {
+        key: String,
+    }
+
+    let path = Path::api(&["app", &app, "endpoint", &endpoint, "secret"]);
+    let Secret { key } = site.inside.get(&session, &path).await?;
+    Ok(page(&SecretPage { frame: Frame::new(&session), app, endpoint, key }))
+}
+
 async fn act(
     State(site): State<Arc<Site>>,
     Named((app, id, deed)): Named<(String, String, String)>,
@@ -107,6 +133,12 @@ async fn act(
         "resume" => {
             let keep = fields.get("deliver").unwrap_or("all");
             (Path::api(&[a, b, c, d, "resume"]), Some(json!({"deliver": keep})), "resumed")
+        }
+        "example" => (Path::api(&[a, b, c, d, "send-example"]), Some(json!({"eventType": "svix.ping"})), "example"),
+        "delete" => {
+            let caller = (session.token(), session.peer());
+            site.inside.call(caller, Method::DELETE, &Path::api(&endpoint), None).await?;
+            return Ok(to(&Path::page(&["apps", &app]).with("done", Some("deleted"))));
         }
         "reset" => (Path::api(&[a, b, c, d, "health", "reset"]), None, "reset"),
         _ => return Err(Fault::unknown()),

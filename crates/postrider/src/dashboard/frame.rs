@@ -27,10 +27,14 @@ impl Frame {
     }
 }
 
-const DONE: [(&str, &str); 7] = [
+const DONE: [(&str, &str); 11] = [
     ("resent", "It is on its way again. The new attempt shows up below in a moment."),
     ("replayed", "The dead letter is on its way again."),
     ("replaying", "Everything that matches is being put on its way again, a piece at a time."),
+    ("added", "The endpoint was added."),
+    ("changed", "The endpoint was changed. What goes out from now on follows it."),
+    ("deleted", "The endpoint was deleted. What waited for it is among the dead letters."),
+    ("example", "An example is on its way. What becomes of it shows up below in a moment."),
     ("paused", "The endpoint is paused. Its messages wait."),
     ("resumed", "The endpoint goes on, and what waited is delivered."),
     ("reset", "The breaker is closed, and the failures are forgotten."),

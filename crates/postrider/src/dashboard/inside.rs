@@ -44,6 +44,17 @@ impl Inside {
         self.get(session, path).await
     }
 
+    pub async fn put<T: DeserializeOwned>(
+        &self,
+        session: &Session,
+        method: Method,
+        path: &Path,
+        body: Value,
+    ) -> Result<T, Fault> {
+        let answer = self.call((session.token(), session.peer()), method, path, Some(body)).await?;
+        serde_json::from_slice(&answer).map_err(|_| Fault::broken())
+    }
+
     pub async fn post(&self, session: &Session, path: &Path, body: Option<Value>) -> Result<(), Fault> {
         self.call((session.token(), session.peer()), Method::POST, path, body).await.map(|_| ())
     }

@@ -8,6 +8,7 @@ mod application;
 mod applications;
 mod dead_letters;
 mod endpoint;
+mod endpoint_form;
 mod frame;
 mod inside;
 mod message;
@@ -33,10 +34,12 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
     let pages = Router::new()
         .route("/dashboard.css", get(async || -> Response { style(include_str!("assets/dashboard.css")) }))
         .route("/dashboard.js", get(async || -> Response { script(include_str!("assets/dashboard.js")) }))
+        .route("/portal.js", get(async || -> Response { script(include_str!("assets/portal.js")) }))
         .merge(sign_in::routes())
         .merge(applications::routes())
         .merge(application::routes())
         .merge(endpoint::routes())
+        .merge(endpoint_form::routes())
         .merge(messages::routes())
         .merge(message::routes())
         .merge(dead_letters::routes())

@@ -18,13 +18,26 @@ use serde_json::Value;
 use std::sync::Arc;
 
 pub fn routes() -> Router<Arc<Site>> {
-    Router::new().route("/sign-in", get(show).post(sign_in)).route("/sign-out", post(sign_out)).route("/", get(home))
+    Router::new()
+        .route("/sign-in", get(show).post(sign_in))
+        .route("/sign-out", post(sign_out))
+        .route("/", get(home))
+        .route("/portal", get(portal))
 }
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]
 struct SignInPage {
     fault: Option<&'static str>,
+}
+
+#[derive(Template)]
+#[template(path = "portal.html")]
+struct PortalPage;
+
+/// Where a link for a customer leads: it signs in with the key that the link brings.
+async fn portal() -> Response {
+    page(&PortalPage)
 }
 
 async fn show() -> Response {

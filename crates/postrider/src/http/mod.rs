@@ -122,7 +122,6 @@ pub fn router(api: Arc<Api>) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&api), audit::keep))
         .merge(ingest)
         .merge(openapi::routes(document))
-        .merge(portal::pages())
         .method_not_allowed_fallback(|| async { Error::MethodNotAllowed })
         .fallback(|| async { Error::NotFound })
         .with_state(api);

@@ -21,10 +21,11 @@ pub fn routes(document: OpenApi) -> Router<Arc<Api>> {
         .route("/openapi.json", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], text) }))
         .route("/docs", get(|| async { page(include_str!("assets/docs.html")) }))
         .route("/docs.js", get(|| async { script(include_str!("assets/docs.js")) }))
+        .route("/page.css", get(|| async { style(include_str!("assets/page.css")) }))
 }
 
 /// A page of our own, which can load nothing but our own files and call no one but us.
-pub fn page(html: &'static str) -> Response {
+fn page(html: &'static str) -> Response {
     let headers: [(HeaderName, &str); 5] = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -35,11 +36,11 @@ pub fn page(html: &'static str) -> Response {
     (headers, html).into_response()
 }
 
-pub fn script(text: &'static str) -> Response {
+fn script(text: &'static str) -> Response {
     asset("text/javascript; charset=utf-8", text)
 }
 
-pub fn style(text: &'static str) -> Response {
+fn style(text: &'static str) -> Response {
     asset("text/css; charset=utf-8", text)
 }
 

@@ -8,7 +8,6 @@ use super::{
     extract::{JsonBytes, NoBody, Query, parse, path_params},
     fields::{Several, TypeName},
     idempotency::json,
-    openapi::{page, script, style},
 };
 use crate::{
     credentials::{Identity, scopes::Scope},
@@ -16,10 +15,8 @@ use crate::{
     tokens::{Access, Capability, ENVIRONMENT, LEEWAY, MintError, Principal, SESSION_MAX},
 };
 use axum::{
-    Router,
     extract::{FromRequestParts, State},
     response::Response,
-    routing::get,
 };
 use http::{HeaderMap, StatusCode, header, request::Parts, uri::Authority};
 use postrider_engine::{AppKey, Timestamp};
@@ -37,14 +34,6 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(logout))
         .routes(routes!(revoke))
         .routes(routes!(whoami))
-}
-
-/// The page itself. It holds nothing; all that it shows it asks the API for, with the token it was given.
-pub fn pages() -> Router<Arc<Api>> {
-    Router::new()
-        .route("/portal", get(|| async { page(include_str!("assets/portal.html")) }))
-        .route("/portal.js", get(|| async { script(include_str!("assets/portal.js")) }))
-        .route("/page.css", get(|| async { style(include_str!("assets/page.css")) }))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
