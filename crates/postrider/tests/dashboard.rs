@@ -175,6 +175,14 @@ async fn a_failed_delivery_can_be_understood_and_sent_again(store: StoreKind) {
         assert!(visitor.see(&place).await.text.contains(notice), "{deed}");
         assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], state);
     }
+    visitor.send(&visitor.page(&format!("/endpoints/{endpoint}/pause")), &[("csrf", &csrf)]).await;
+    let resume = visitor.page(&format!("/endpoints/{endpoint}/resume"));
+    let done = visitor.send(&resume, &[("csrf", &csrf), ("deliver", "none")]).await.leads_to().to_owned();
+    assert!(visitor.see(&done).await.text.contains("is being sifted"));
+    let asked = visitor.see(&visitor.page("/dead-letters/replay?type=a,b")).await;
+    assert!(asked.text.contains("what a person called back"), "{}", asked.text);
+    let all = visitor.send(&visitor.page("/dead-letters/replay"), &[("csrf", &csrf), ("type", "a, b")]).await;
+    assert_eq!(all.status, 303, "{}", all.text);
     let unknown = visitor.send(&visitor.page(&format!("/endpoints/{endpoint}/destroy")), &[("csrf", &csrf)]).await;
     assert_eq!(unknown.status, 404);
 }

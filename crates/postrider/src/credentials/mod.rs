@@ -108,14 +108,20 @@ impl Credentials {
         if !known.holds(now) {
             return Err(Refusal::Invalid);
         }
-        let is_trusted = known.is_younger(TRUSTED_FOR, self.moment());
-        if !known.is_younger(FRESH_FOR, self.moment()) {
-            // One asks anew, ahead of time, and the others need not wait for it. Where it is too late for that they do, so
-            // that they do not all ask at once.
-            let turn = if is_trusted { known.asking.try_lock().ok() } else { Some(known.asking.lock().await) };
+        let came = self.moment();
+        let is_trusted = known.is_younger(TRUSTED_FOR, came);
+        if !known.is_younger(FRESH_FOR, came) {
+            let turn = match in_doubt {
+                // What must be seen just then stands in no queue.
+                InDoubt::Trust => Turn::NoNeed,
+                // One asks anew, ahead of time, and the others need not wait for it.
+                InDoubt::Refuse if is_trusted => known.asking.try_lock().map_or(Turn::Another, Turn::Mine),
+                // It is too late for that, and they do, so that they do not all ask at once.
+                InDoubt::Refuse => Turn::Mine(known.asking.lock().await),
+            };
             let moment = self.moment();
-            if turn.is_some() && !known.is_younger(FRESH_FOR, moment) {
-                match self.ask(known, now).await {
+            if !matches!(turn, Turn::Another) && !known.is_younger(FRESH_FOR, moment) {
+                match self.ask_in_turn(known, came, now).await {
                     Ok(true) => known.confirmed(moment),
                     Ok(false) => {
                         self.forget(known);
@@ -192,6 +198,19 @@ impl Credentials {
         Ok(Known::api_key(text, &stored))
     }
 
+    /// For one who may have waited while another asked. If that came to nothing, so has this: each would wait as long again for a
+    /// store that does not answer, one after the other.
+    async fn ask_in_turn(&self, known: &Known, came: Moment, now: Timestamp) -> Result<bool, StoreError> {
+        if known.failed_at.load(Relaxed).checked_sub(1).is_some_and(|failed_at| failed_at > came.at) {
+            return Err(StoreError::Unreachable("whether the token holds could not be looked up".to_owned()));
+        }
+        let answer = self.ask(known, now).await;
+        if answer.is_err() {
+            known.failed_at.store(self.moment().at + 1, Relaxed);
+        }
+        answer
+    }
+
     async fn ask(&self, known: &Known, now: Timestamp) -> Result<bool, StoreError> {
         match &known.bearer.identity {
             Identity::Token { issued, .. } => Ok(!self.store.is_revoked(issued.clone(), now).await?),
@@ -224,6 +243,13 @@ impl Credentials {
     }
 }
 
+/// Who asks the store about a credential.
+enum Turn<'a> {
+    Mine(#[expect(dead_code, reason = "it is held until the answer is here")] tokio::sync::MutexGuard<'a, ()>),
+    Another,
+    NoNeed,
+}
+
 /// When something was asked, and after which revocation.
 #[derive(Clone, Copy)]
 struct Moment {
@@ -242,6 +268,8 @@ pub struct Known {
     generation: AtomicU64,
     /// Held by whoever asks the store about it.
     asking: tokio::sync::Mutex<()>,
+    /// When that last came to nothing, and one more; 0: never.
+    failed_at: AtomicU64,
     used_at: AtomicI64,
     noted_at: AtomicI64,
 }
@@ -276,6 +304,7 @@ impl Known {
             asked_at: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             asking: tokio::sync::Mutex::default(),
+            failed_at: AtomicU64::new(0),
             used_at: AtomicI64::new(i64::MIN),
             noted_at: AtomicI64::new(i64::MIN),
         }
@@ -483,6 +512,24 @@ mod tests {
         gate.credentials.store.revoke_api_key(KEY, NOW).await.expect("written");
         let found = gate.lets_in(gate.key.reveal(), NOW, InDoubt::Refuse).await;
         assert!(matches!(found, Err(Refusal::Invalid)), "{found:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waited_for_an_answer_that_did_not_come_does_not_wait_again() {
+        let gate = Gate::set().await;
+        assert!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.is_ok());
+        advance(TRUSTED_FOR).await;
+        let known = gate.credentials.recognise(&gate.token).expect("known");
+        let asking = known.asking.lock().await;
+        let waiting = gate.lets_in(&gate.token, NOW, InDoubt::Refuse);
+        let fails = async {
+            advance(Duration::from_secs(20)).await;
+            known.failed_at.store(gate.credentials.moment().at + 1, Relaxed);
+            drop(asking);
+        };
+        let (found, ()) = tokio::join!(waiting, fails);
+        assert!(matches!(found, Err(Refusal::Unknown(_))), "{found:?}");
+        assert!(gate.lets_in(&gate.token, NOW, InDoubt::Refuse).await.is_ok(), "the next one asks");
     }
 
     #[tokio::test(start_paused = true)]

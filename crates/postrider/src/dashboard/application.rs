@@ -3,6 +3,7 @@
 use super::{
     Site,
     applications::Application,
+    dead_letters::Count,
     endpoint::{Endpoint, Health},
     frame::{Frame, page, tone},
     inside::{Fault, Path},
@@ -26,8 +27,9 @@ pub fn routes() -> Router<Arc<Site>> {
 struct ApplicationPage {
     frame: Frame,
     application: Application,
-    endpoints: Vec<(Endpoint, Health)>,
-    dead: u64,
+    /// Without the health of those of which it could not be found out.
+    endpoints: Vec<(Endpoint, Option<Health>)>,
+    dead: Count,
     next: Option<Path>,
 }
 
@@ -43,12 +45,11 @@ async fn show(
     let list = site.inside.list::<Endpoint>(&session, &wanted).await?;
     let mut endpoints = Vec::with_capacity(list.data.len());
     for endpoint in list.data {
-        let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &endpoint.id, "health"])).await?;
-        endpoints.push((endpoint, health));
+        let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &endpoint.id, "health"])).await;
+        endpoints.push((endpoint, health.ok()));
     }
     let count = Path::api(&["app", &app, "dead-letter", "count"]);
-    let dead: serde_json::Value = site.inside.get(&session, &count).await?;
+    let dead = site.inside.get(&session, &count).await?;
     let next = (!list.done).then(|| Path::page(&["apps", &app]).with("iterator", list.iterator.as_deref()));
-    let dead = dead["count"].as_u64().unwrap_or_default();
     Ok(page(&ApplicationPage { frame: Frame::after(&session, query.get("done")), application, endpoints, dead, next }))
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub fn routes() -> Router<Arc<Site>> {
     Router::new()
         .route("/apps/{app}/dead-letters", get(show))
-        .route("/apps/{app}/dead-letters/replay", post(replay_all))
+        .route("/apps/{app}/dead-letters/replay", get(ask).post(replay_all))
         .route("/apps/{app}/dead-letters/{message}/{endpoint}/replay", post(replay))
 }
 
@@ -40,9 +40,9 @@ struct DeadLetter {
 }
 
 #[derive(Deserialize)]
-struct Count {
-    count: u64,
-    capped: bool,
+pub struct Count {
+    pub count: u64,
+    pub capped: bool,
 }
 
 #[derive(Template)]
@@ -101,6 +101,27 @@ async fn replay(
     Ok(to(&Path::page(&["apps", &app, "messages", &message]).with("done", Some("replayed"))))
 }
 
+#[derive(Template)]
+#[template(path = "replay_all.html")]
+struct ReplayAllPage {
+    frame: Frame,
+    app: String,
+    endpoint: String,
+    event_type: String,
+    reason: String,
+}
+
+async fn ask(session: Session, Named(app): Named<String>, query: Fields) -> Response {
+    let shown = |name: &str| query.get(name).unwrap_or_default().to_owned();
+    page(&ReplayAllPage {
+        frame: Frame::new(&session),
+        app,
+        endpoint: shown("endpoint"),
+        event_type: shown("type"),
+        reason: shown("reason"),
+    })
+}
+
 async fn replay_all(
     State(site): State<Arc<Site>>,
     Named(app): Named<String>,
@@ -113,7 +134,8 @@ async fn replay_all(
         }
     }
     if let Some(event_type) = fields.get("type") {
-        wanted.insert("eventTypes".to_owned(), vec![event_type].into());
+        // As in the list's own filter.
+        wanted.insert("eventTypes".to_owned(), event_type.split(',').map(str::trim).collect());
     }
     let path = Path::api(&["app", &app, "dead-letter", "replay"]);
     site.inside.post(&session, &path, Some(Value::Object(wanted))).await?;

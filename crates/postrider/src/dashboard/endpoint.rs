@@ -23,6 +23,7 @@ pub fn routes() -> Router<Arc<Site>> {
     Router::new()
         .route("/apps/{app}/endpoints/{endpoint}", get(show))
         .route("/apps/{app}/endpoints/{endpoint}/secret", get(show_secret))
+        .route("/apps/{app}/endpoints/{endpoint}/delete", get(ask_to_delete).post(delete))
         .route("/apps/{app}/endpoints/{endpoint}/{deed}", post(act))
 }
 
@@ -48,6 +49,8 @@ pub struct Health {
     pub failing_since: Option<String>,
     pub disable_at: Option<String>,
     pub backlog: Option<Backlog>,
+    /// The task that sifts the backlog before it goes on.
+    pub resuming: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -121,6 +124,33 @@ async fn show_secret(
     Ok(page(&SecretPage { frame: Frame::new(&session), app, endpoint, key }))
 }
 
+#[derive(Template)]
+#[template(path = "delete.html")]
+struct DeletePage {
+    frame: Frame,
+    app: String,
+    endpoint: Endpoint,
+}
+
+async fn ask_to_delete(
+    State(site): State<Arc<Site>>,
+    session: Session,
+    Named((app, id)): Named<(String, String)>,
+) -> Result<Response, Fault> {
+    let endpoint = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id])).await?;
+    Ok(page(&DeletePage { frame: Frame::new(&session), app, endpoint }))
+}
+
+async fn delete(
+    State(site): State<Arc<Site>>,
+    Named((app, id)): Named<(String, String)>,
+    Sent { session, .. }: Sent,
+) -> Result<Response, Fault> {
+    let caller = (session.token(), session.peer());
+    site.inside.call(caller, Method::DELETE, &Path::api(&["app", &app, "endpoint", &id]), None).await?;
+    Ok(to(&Path::page(&["apps", &app]).with("done", Some("deleted"))))
+}
+
 async fn act(
     State(site): State<Arc<Site>>,
     Named((app, id, deed)): Named<(String, String, String)>,
@@ -132,14 +162,10 @@ async fn act(
         "pause" => (Path::api(&[a, b, c, d, "pause"]), None, "paused"),
         "resume" => {
             let keep = fields.get("deliver").unwrap_or("all");
-            (Path::api(&[a, b, c, d, "resume"]), Some(json!({"deliver": keep})), "resumed")
+            let done = if keep == "all" { "resumed" } else { "resuming" };
+            (Path::api(&[a, b, c, d, "resume"]), Some(json!({"deliver": keep})), done)
         }
         "example" => (Path::api(&[a, b, c, d, "send-example"]), Some(json!({"eventType": "svix.ping"})), "example"),
-        "delete" => {
-            let caller = (session.token(), session.peer());
-            site.inside.call(caller, Method::DELETE, &Path::api(&endpoint), None).await?;
-            return Ok(to(&Path::page(&["apps", &app]).with("done", Some("deleted"))));
-        }
         "reset" => (Path::api(&[a, b, c, d, "health", "reset"]), None, "reset"),
         _ => return Err(Fault::unknown()),
     };

@@ -11,13 +11,15 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 /// What every page shows besides its own.
 pub struct Frame {
     pub csrf: String,
+    /// The token is for all applications.
+    pub sees_all: bool,
     /// What was just done.
     pub notice: Option<&'static str>,
 }
 
 impl Frame {
     pub fn new(session: &Session) -> Self {
-        Self { csrf: session.csrf().to_owned(), notice: None }
+        Self { csrf: session.csrf().to_owned(), sees_all: session.sees_all(), notice: None }
     }
 
     /// `done`: a word that a page of ours was left with. Only what is known is shown, so that no link can put words here.
@@ -27,16 +29,17 @@ impl Frame {
     }
 }
 
-const DONE: [(&str, &str); 11] = [
+const DONE: [(&str, &str); 12] = [
     ("resent", "It is on its way again. The new attempt shows up below in a moment."),
     ("replayed", "The dead letter is on its way again."),
-    ("replaying", "Everything that matches is being put on its way again, a piece at a time."),
+    ("replaying", "What matches is being put on its way again, a piece at a time."),
     ("added", "The endpoint was added."),
     ("changed", "The endpoint was changed. What goes out from now on follows it."),
     ("deleted", "The endpoint was deleted. What waited for it is among the dead letters."),
     ("example", "An example is on its way. What becomes of it shows up below in a moment."),
     ("paused", "The endpoint is paused. Its messages wait."),
     ("resumed", "The endpoint goes on, and what waited is delivered."),
+    ("resuming", "What waits is being sifted. The endpoint goes on after that."),
     ("reset", "The breaker is closed, and the failures are forgotten."),
     ("canceled", "What had not been delivered was called back."),
 ];
@@ -52,7 +55,8 @@ fn shown(status: StatusCode, template: &impl Template) -> Response {
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
+        // Not less: of a form that is sent without, browsers do not say where it comes from.
+        (header::REFERRER_POLICY, "same-origin"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::CACHE_CONTROL, "no-store"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),

@@ -79,6 +79,8 @@ struct MessagePage {
     message: Message,
     destinations: Vec<Destination>,
     attempts: Vec<Attempt>,
+    /// These are all.
+    is_complete: bool,
     /// Something has not come to its end.
     is_under_way: bool,
     next: Option<Path>,
@@ -92,16 +94,18 @@ async fn show(
 ) -> Result<Response, Fault> {
     let message: Message = site.inside.get(&session, &Path::api(&["app", &app, "msg", &id])).await?;
     let wanted = Path::api(&["app", &app, "msg", &id, "endpoint"]).with("limit", Some("250"));
-    let destinations = site.inside.list::<Destination>(&session, &wanted).await?.data;
+    let destinations = site.inside.list::<Destination>(&session, &wanted).await?;
+    let (destinations, is_complete) = (destinations.data, destinations.done);
     let wanted = Path::api(&["app", &app, "attempt", "msg", &id])
         .with("limit", Some("50"))
         .with("iterator", query.get("iterator"));
     let list = site.inside.list::<Attempt>(&session, &wanted).await?;
     let next =
         (!list.done).then(|| Path::page(&["apps", &app, "messages", &id]).with("iterator", list.iterator.as_deref()));
-    let is_under_way = destinations.iter().any(|one| matches!(&*one.status_text, "pending" | "sending"));
+    let is_under_way =
+        !is_complete || destinations.iter().any(|one| matches!(&*one.status_text, "pending" | "sending"));
     let frame = Frame::after(&session, query.get("done"));
-    Ok(page(&MessagePage { frame, app, message, destinations, attempts: list.data, is_under_way, next }))
+    Ok(page(&MessagePage { frame, app, message, destinations, attempts: list.data, is_complete, is_under_way, next }))
 }
 
 async fn resend(

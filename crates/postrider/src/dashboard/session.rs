@@ -36,6 +36,8 @@ pub struct Session {
     /// What a form of ours brings, and a form of someone else's cannot know.
     csrf: String,
     until: i64,
+    /// The application that the token is for; `None`: for all.
+    app: Option<String>,
     /// Where this request comes from.
     #[serde(skip)]
     peer: Option<Peer>,
@@ -48,6 +50,10 @@ impl Session {
 
     pub fn csrf(&self) -> &str {
         &self.csrf
+    }
+
+    pub fn sees_all(&self) -> bool {
+        self.app.is_none()
     }
 
     pub fn peer(&self) -> Option<Peer> {
@@ -63,17 +69,22 @@ impl Sessions {
         Self { cipher: XChaCha20Poly1305::new(&made.finalize().into_bytes()), clock, is_secure }
     }
 
-    /// The cookie for someone who has shown a token. `None`: the system gives no random numbers.
-    pub fn open(&self, token: &str) -> Option<HeaderValue> {
+    /// The cookie for someone who has shown a token, for one application or for all. `None`: there is none that a browser would
+    /// keep, or the system gives no random numbers.
+    pub fn open(&self, token: &str, app: Option<String>) -> Option<HeaderValue> {
         let mut chance = [0; 24 + 16];
         rand::rngs::SysRng.try_fill_bytes(&mut chance).ok()?;
         let (nonce, csrf) = chance.split_at(24);
         let until = (self.clock)().plus(SESSION).as_millis();
-        let session = Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, peer: None };
+        let session =
+            Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, app, peer: None };
         let plain = serde_json::to_vec(&session).ok()?;
         let sealed =
             self.cipher.encrypt(&XNonce::try_from(nonce).ok()?, Payload { msg: &plain, aad: COOKIE.as_bytes() });
         let text = BASE64_URL_SAFE_NO_PAD.encode([nonce, &sealed.ok()?].concat());
+        if self.name().len() + text.len() > COOKIE_MAX {
+            return None;
+        }
         self.cookie(&text, SESSION)
     }
 
@@ -84,14 +95,20 @@ impl Sessions {
 
     fn cookie(&self, value: &str, life: Duration) -> Option<HeaderValue> {
         let secure = if self.is_secure { "; Secure" } else { "" };
-        let text = format!("{COOKIE}={value}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}", life.as_secs());
+        let text =
+            format!("{}={value}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}", self.name(), life.as_secs());
         HeaderValue::from_str(&text).ok()
+    }
+
+    /// With the prefix, browsers take it from nobody but this host, and by TLS only.
+    fn name(&self) -> &'static str {
+        if self.is_secure { "__Host-postrider_session" } else { COOKIE }
     }
 
     fn find(&self, headers: &HeaderMap) -> Option<Session> {
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let mut values = cookies.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        let (_, text) = values.find(|(name, _)| *name == COOKIE)?;
+        let (_, text) = values.find(|(name, _)| *name == self.name())?;
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
         let (nonce, sealed) = bytes.split_at_checked(24)?;
         let sealed = Payload { msg: sealed, aad: COOKIE.as_bytes() };
@@ -136,12 +153,11 @@ impl FromRequest<Arc<Site>> for Sent {
 pub struct Fields(BTreeMap<String, String>);
 
 impl Fields {
-    /// Browsers say where a request comes from; one that another page made is not looked at.
+    /// What another page made a browser send is not looked at.
     pub async fn read(parts: &Parts, body: Body) -> Result<Self, Fault> {
         debug_assert_eq!(parts.method, Method::POST);
-        match parts.headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
-            None | Some(b"same-origin" | b"none") => {}
-            Some(_) => return Err(Fault::Forged),
+        if !is_from_here(&parts.headers) {
+            return Err(Fault::Forged);
         }
         let bytes = to_bytes(body, FORM_MAX).await.map_err(|_| Fault::Forged)?;
         Ok(Self::of(&bytes))
@@ -158,6 +174,20 @@ impl Fields {
     }
 }
 
+/// Browsers say whether a page of the same origin sent a form; by plain HTTP they only say of which origin it was. What says
+/// neither is no browser.
+fn is_from_here(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    match (text("sec-fetch-site"), text("origin")) {
+        (Some(site), _) => matches!(site, b"same-origin" | b"none"),
+        (None, Some(origin)) => {
+            let here = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+            here.is_some() && here == text("host")
+        }
+        (None, None) => true,
+    }
+}
+
 impl FromRequestParts<Arc<Site>> for Fields {
     type Rejection = Fault;
 
@@ -169,6 +199,8 @@ impl FromRequestParts<Arc<Site>> for Fields {
 const COOKIE: &str = "postrider_session";
 /// A working day.
 const SESSION: Duration = Duration::from_hours(12);
+/// Browsers keep no longer ones, name and value together.
+const COOKIE_MAX: usize = 4096;
 const FORM_MAX: usize = 1024 * 1024;
 
 #[cfg(test)]
@@ -188,21 +220,42 @@ mod tests {
 
     #[test]
     fn a_session_is_recognised_by_whoever_has_the_key_and_ends_at_its_time() {
-        let cookie = sessions(b"key").open("a token").unwrap();
+        let cookie = sessions(b"key").open("a token", Some("app_1".to_owned())).unwrap();
         let cookie = cookie.to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && cookie.ends_with("; Secure"));
         assert!(!cookie.contains("a token"));
         let given = format!("other=1; {}", cookie.split_once(';').unwrap().0);
         let found = sessions(b"key").find(&headers(&given)).unwrap();
-        assert_eq!((found.token(), found.csrf().len()), ("a token", 22));
+        assert_eq!((found.token(), found.csrf().len(), found.sees_all()), ("a token", 22, false));
+        assert!(sessions(b"key").open(&"x".repeat(3_500), None).is_none(), "no browser would keep it");
         assert!(sessions(b"another key").find(&headers(&given)).is_none());
         assert!(sessions(b"key").find(&headers(&given.replace("session=", "session=A"))).is_none());
-        for nonsense in ["", "postrider_session", "postrider_session=", "postrider_session=AAAA"] {
+        for nonsense in ["", "__Host-postrider_session", "__Host-postrider_session=", "__Host-postrider_session=AAAA"] {
             assert!(sessions(b"key").find(&headers(nonsense)).is_none(), "{nonsense}");
         }
         NOW.store(1_000 + i64::try_from(SESSION.as_millis()).unwrap(), Relaxed);
         assert!(sessions(b"key").find(&headers(&given)).is_none());
         NOW.store(1_000, Relaxed);
+    }
+
+    #[test]
+    fn a_form_of_another_page_is_known_by_what_browsers_say() {
+        for (headers, is_ours) in [
+            (&[("sec-fetch-site", "same-origin"), ("origin", "null")][..], true),
+            (&[("sec-fetch-site", "cross-site"), ("origin", "http://here:1")], false),
+            (&[("sec-fetch-site", "same-site")], false),
+            (&[("origin", "http://here:1")], true),
+            (&[("origin", "http://there")], false),
+            (&[("origin", "null")], false),
+            (&[], true),
+        ] {
+            let mut given: HeaderMap = headers
+                .iter()
+                .map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap()))
+                .collect();
+            given.insert(header::HOST, HeaderValue::from_static("here:1"));
+            assert_eq!(is_from_here(&given), is_ours, "{headers:?}");
+        }
     }
 
     #[test]

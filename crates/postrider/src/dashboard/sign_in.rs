@@ -33,11 +33,14 @@ struct SignInPage {
 
 #[derive(Template)]
 #[template(path = "portal.html")]
-struct PortalPage;
+struct PortalPage {
+    /// Then it is asked first: the link may be someone else's.
+    is_signed_in: bool,
+}
 
 /// Where a link for a customer leads: it signs in with the key that the link brings.
-async fn portal() -> Response {
-    page(&PortalPage)
+async fn portal(session: Result<Session, Fault>) -> Response {
+    page(&PortalPage { is_signed_in: session.is_ok() })
 }
 
 async fn show() -> Response {
@@ -53,14 +56,20 @@ async fn home(State(site): State<Arc<Site>>, session: Session) -> Result<Respons
     }))
 }
 
-/// There is no session yet that a form could belong to; a browser says itself whether it was sent by another page.
+/// There is no session yet that a form could belong to; browsers say whether it was sent by another page.
 async fn sign_in(State(site): State<Arc<Site>>, request: Request) -> Result<Response, Fault> {
     let (parts, body) = request.into_parts();
     let fields = Fields::read(&parts, body).await?;
     let Some(token) = fields.get("token") else { return Ok(page(&SignInPage { fault: Some("Paste a token first.") })) };
     let caller = (token, parts.extensions.get().copied());
     match site.inside.call(caller, Method::GET, &Path::api(&["auth", "whoami"]), None).await {
-        Ok(_) => Ok(with_cookie(to(&Path::page(&[""])), site.sessions.open(token))),
+        Ok(answer) => {
+            let who: Value = serde_json::from_slice(&answer).unwrap_or_default();
+            match site.sessions.open(token, who["appId"].as_str().map(str::to_owned)) {
+                Some(cookie) => Ok(with_cookie(to(&Path::page(&[""])), Some(cookie))),
+                None => Ok(page(&SignInPage { fault: Some("This token is too long for a browser's cookie.") })),
+            }
+        }
         Err(Fault::SignedOut) => Ok(page(&SignInPage { fault: Some("This token does not hold here.") })),
         Err(other) => Err(other),
     }

@@ -6,7 +6,13 @@ const key = new URLSearchParams(location.hash.slice(1)).get("key");
 if (key) {
   history.replaceState(null, "", location.pathname);
   document.getElementById("token").value = key;
-  document.getElementById("entry").submit();
+  const [entry, ask] = [document.getElementById("entry"), document.getElementById("ask")];
+  if (ask) {
+    document.getElementById("state").hidden = true;
+    ask.hidden = entry.hidden = false;
+  } else {
+    entry.submit();
+  }
 } else {
   document.getElementById("state").textContent = "This page is opened by a link with a key. Please ask for one.";
 }
