@@ -139,7 +139,9 @@ fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) 
     let pieces = batch.pieces();
     let remembered_from = first_key_at(at.minus(IDEMPOTENCY_MEMORY)).max(pieces[0].first_key);
     let is_remembered = |seen: &Seen| seen.message >= remembered_from;
-    if let Some(seen) = batch.recognised(&idempotency.key).filter(is_remembered) {
+    if let Some(seen) = batch.recognised(&idempotency.key).filter(is_remembered)
+        && is_there(batch, seen)?
+    {
         return Ok(Some(seen));
     }
     let oldest = pieces.partition_point(|piece| piece.first_key <= remembered_from).saturating_sub(1);
@@ -153,6 +155,13 @@ fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) 
         }
     }
     Ok(None)
+}
+
+/// A piece between others may have been forgotten, and what is remembered of its messages leads nowhere.
+fn is_there(batch: &Batch<'_>, seen: Seen) -> rusqlite::Result<bool> {
+    let Some(piece) = batch.piece_of(seen.message) else { return Ok(false) };
+    let sql = "SELECT EXISTS (SELECT 1 FROM message_{n} WHERE key = ?1)";
+    piece.prepare(&batch.transaction, sql)?.query_row([seen.message], |row| row.get(0))
 }
 
 pub fn message_by_event_id(
