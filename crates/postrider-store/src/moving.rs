@@ -100,20 +100,17 @@ pub async fn move_to_postgres(
         }
     }
 
-    let (hand, mut batches) = mpsc::channel(BATCHES_AHEAD);
+    let (hand, batches) = mpsc::channel(BATCHES_AHEAD);
     let reading = tokio::task::spawn_blocking(move || {
-        source.read(|batch| hand.blocking_send(batch).is_ok())?;
-        Ok::<_, rusqlite::Error>(source)
+        let read = source.read(|batch| hand.blocking_send(batch).is_ok());
+        (source, read)
     });
-    let total = plan.rows.iter().map(|(_, rows)| rows).sum();
-    let mut done = 0;
-    while let Some(Batch { table, rows }) = batches.recv().await {
-        target.write(table, &rows).await?;
-        done += rows.len() as u64;
-        told(Step::Copying(Progress { table: table.name, done, total }));
-    }
+    let written = write_all(&target, &plan, batches, &mut told).await;
+    // Also after an error: whoever is told of it finds the folder free again.
+    let (source, read) = reading.await.expect("reading does not panic");
+    written?;
     // All that was read has been written; an error in between must not pass for the end.
-    let source = reading.await.expect("reading does not panic")?;
+    read?;
     let moved = target.compare(&plan).await?;
     told(Step::Committing);
     let ticket = plan.ticket.clone();
@@ -131,6 +128,23 @@ pub async fn move_to_postgres(
     let (_, marked) = noting(source, move |source| source.mark_as_moved(now)).await;
     marked.map_err(|source| MoveError::NotMarked { folder: folder.to_owned(), source })?;
     Ok(Moved::Now(moved))
+}
+
+/// Ends at once if something cannot be written, and so does who reads, with nobody left to take it.
+async fn write_all(
+    target: &Target,
+    plan: &Plan,
+    mut batches: mpsc::Receiver<Batch>,
+    told: &mut impl FnMut(Step),
+) -> Result<(), MoveError> {
+    let total = plan.rows.iter().map(|(_, rows)| rows).sum();
+    let mut done = 0;
+    while let Some(Batch { table, rows }) = batches.recv().await {
+        target.write(table, &rows).await?;
+        done += rows.len() as u64;
+        told(Step::Copying(Progress { table: table.name, done, total }));
+    }
+    Ok(())
 }
 
 async fn noting(
