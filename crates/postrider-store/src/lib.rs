@@ -20,6 +20,7 @@ mod rows;
 pub mod shards;
 pub mod sqlite;
 mod store;
+mod tallies;
 
 pub use callers::*;
 pub use moving::{MoveError, Moved, Progress, Step, move_to_postgres};
@@ -28,3 +29,4 @@ pub use records::*;
 pub use shards::{Shard, Shards, Tenure};
 pub use sqlite::{SqliteOptions, SqliteStore};
 pub use store::*;
+pub use tallies::*;

@@ -4,6 +4,7 @@ use crate::{
     callers::*,
     records::*,
     shards::{Shards, Tenure},
+    tallies::{Counted, TalliesOf, Tally},
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -238,6 +239,11 @@ pub trait Store: Send + Sync + 'static {
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError>;
 
     // Work in the background.
+
+    /// Adds to what was counted.
+    async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError>;
+    /// In order of time. Where nothing was counted there is nothing.
+    async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError>;
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError>;
     /// Does a bounded piece of a task and tells how it stands now.

@@ -2,7 +2,7 @@
 
 use super::{
     batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, leases, load, memory::Life, node::SimStore,
-    settings, tasks, tidy,
+    settings, tallies, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -475,6 +475,14 @@ impl Store for SimStore {
 
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
         self.node.read(|state| callers::audit(&state.tables, &filter, &page)).await
+    }
+
+    async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| tallies::add(batch, tallies)).await
+    }
+
+    async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
+        self.node.read(|state| tallies::list(&state.tables, of)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

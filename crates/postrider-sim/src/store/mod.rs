@@ -26,6 +26,7 @@ mod settings;
 mod settle;
 mod steps;
 pub mod tables;
+mod tallies;
 mod tasks;
 mod tidy;
 mod weather;

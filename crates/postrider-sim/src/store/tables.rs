@@ -12,7 +12,7 @@ use postrider_engine::{
 };
 use postrider_store::{
     Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
-    Idempotency, Letter, Message, Task, TaskKey, TokenId,
+    Idempotency, Letter, Message, TallyCode, TallyOf, TallySpan, Task, TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +55,8 @@ pub struct Tables {
     /// By application and session; none: all of them.
     pub revoked_sessions: BTreeMap<(AppKey, Option<String>), Vec<RevokedRow>>,
     pub audit: BTreeMap<AuditKey, AuditEntry>,
+    /// By span, start, subject and event.
+    pub tallies: BTreeMap<(TallySpan, Timestamp, TallyOf, TallyCode), u64>,
     pub tasks: BTreeMap<TaskKey, TaskRow>,
     /// The greatest key that is in use.
     pub minted: i64,

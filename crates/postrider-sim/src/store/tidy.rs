@@ -8,6 +8,7 @@ use super::{
     callers,
     database::{Grain, oldest_handed},
     tables::{Standing, Tables},
+    tallies,
 };
 use bytes::Bytes;
 use postrider_engine::{
@@ -35,6 +36,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> bool
     let mut more = expire_payloads(batch.tables, now);
     more |= forget_answers(batch.tables, now.minus(retention.idempotency));
     more |= callers::forget_revocations(batch.tables, now, SLICE);
+    tallies::forget(batch.tables, now);
     more |= retire_dead_letters(batch.tables, dead_before);
     more |= forget_tasks(batch.tables, attempts_before);
     // Where they are kept as long as the rest, they go with it.

@@ -17,6 +17,7 @@ pub mod order;
 pub mod reopening;
 pub mod sequences;
 pub mod settings;
+pub mod tallies;
 pub mod tasks;
 pub mod tidy;
 
@@ -199,6 +200,11 @@ macro_rules! conformance {
                 what_has_waited_too_long_expires
                 a_long_lane_expires_in_parts
                 one_that_is_over_is_found_behind_many_that_are_not
+            }
+            tallies {
+                counts_add_up_by_span_subject_and_event
+                counts_outlive_a_crash
+                counts_are_forgotten_span_by_span
             }
             tasks {
                 a_recovery_takes_dead_letters_of_its_endpoint_and_time_only

@@ -160,6 +160,11 @@ pub(crate) const TABLES: &[Table] = &[
             ("status", Small),
         ],
     ),
+    table(
+        "tally",
+        "tally",
+        &[("span", Small), ("start", Big), ("kind", Small), ("subject", Big), ("what", Small), ("count", Big)],
+    ),
     table("answer", "answer", &[("key", Bytes), ("at", Big), ("request", Bytes), ("status", Small), ("body", Bytes)]),
     table(
         "job",

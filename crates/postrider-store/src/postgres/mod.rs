@@ -33,6 +33,7 @@ mod settings;
 mod settle;
 mod shared;
 mod steps;
+mod tallies;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -53,6 +54,7 @@ use crate::{
     rows::Unreadable,
     shards::{Shards, Tenure},
     store::*,
+    tallies::{Counted, TalliesOf, Tally},
 };
 use async_trait::async_trait;
 use jobs::{Turn, Writer};
@@ -633,6 +635,14 @@ impl Store for PostgresStore {
 
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
         look!(self.searchers, |db| callers::audit(db, &filter, &page).await)
+    }
+
+    async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError> {
+        turn!(self, [tallies], |turn| tallies::add(turn, &tallies).await)
+    }
+
+    async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
+        look!(self.searchers, |db| tallies::list(db, of).await)
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

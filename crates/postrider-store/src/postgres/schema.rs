@@ -11,7 +11,20 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES];
+
+/// Time comes first: what is written now lies together, and so does what is forgotten.
+const TALLIES: &str = "
+    CREATE TABLE tally (
+        span     smallint NOT NULL,
+        start    bigint NOT NULL,
+        kind     smallint NOT NULL,
+        subject  bigint NOT NULL,
+        what     smallint NOT NULL,
+        count    bigint NOT NULL,
+        PRIMARY KEY (span, start, kind, subject, what)
+    );
+";
 
 /// `node.batch` counts a node's transactions, so that after a lost answer it is known whether the last one was committed;
 /// changing that row also keeps the node from being declared dead in the middle of one. `node.settled_through`: every

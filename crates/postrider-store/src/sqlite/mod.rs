@@ -26,6 +26,7 @@ mod schema;
 mod settings;
 mod settle;
 mod steps;
+mod tallies;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,7 @@ use crate::{
     shards::{Shards, Tenure},
     step,
     store::*,
+    tallies::{Counted, TalliesOf, Tally},
 };
 use async_trait::async_trait;
 use lock::FolderLock;
@@ -679,6 +681,14 @@ impl Store for SqliteStore {
 
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError> {
         self.searchers.run(move |connection, _| callers::audit(connection, &filter, &page)).await
+    }
+
+    async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| tallies::add(batch, &tallies)).await
+    }
+
+    async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
+        self.searchers.run(move |connection, _| tallies::list(connection, of)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

@@ -27,7 +27,21 @@ const MIGRATIONS: &[Migration] = &[
 ",
     },
     Migration { tables: CALLERS, each_piece: "" },
+    Migration { tables: TALLIES, each_piece: "" },
 ];
+
+/// Time comes first: what is written now lies together, and so does what is forgotten.
+const TALLIES: &str = "
+    CREATE TABLE tally (
+        span     INTEGER NOT NULL,
+        start    INTEGER NOT NULL,
+        kind     INTEGER NOT NULL,
+        subject  INTEGER NOT NULL,
+        what     INTEGER NOT NULL,
+        count    INTEGER NOT NULL,
+        PRIMARY KEY (span, start, kind, subject, what)
+    ) WITHOUT ROWID;
+";
 
 const FIRST: &str = "
     CREATE TABLE note (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;

@@ -12,6 +12,7 @@ use super::{
     callers, load,
     pieces::{Piece, first_key_at, piece_of, time_of_key, within},
     schema::PIECE_TABLES,
+    tallies,
     writer::{Batch, note, noted},
 };
 use crate::Retention;
@@ -48,6 +49,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     let mut more = expire_payloads(batch, now)?;
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
     more |= callers::forget_revocations(batch, now, SLICE)?;
+    more |= tallies::forget(batch, now, SLICE)?;
     more |= retire_dead_letters(batch, dead_before)?;
     more |= forget_jobs(batch, attempts_before)?;
     if payloads_before > all_before {

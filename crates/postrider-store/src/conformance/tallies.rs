@@ -1,0 +1,85 @@
+//! What was counted over time.
+
+use super::{Grain, Harness, fixtures::*};
+use crate::*;
+use postrider_engine::{AppKey, EndpointKey, Timestamp};
+use std::time::Duration;
+
+const APP: TallyOf = TallyOf::Application(AppKey::new(7));
+/// With the number of the application: only together with what it is does a number say whose counts they are.
+const ENDPOINT: TallyOf = TallyOf::Endpoint(EndpointKey::new(7));
+const KEEP: Retention = Retention {
+    payloads: Duration::from_hours(48),
+    attempts: Duration::from_hours(48),
+    dead_letters: Duration::from_hours(48),
+    idempotency: Duration::from_hours(24),
+};
+
+fn tally(span: TallySpan, at: Timestamp, of: TallyOf, what: TallyCode, count: u64) -> Tally {
+    Tally { span, start: span.start_of(at), of, what, count }
+}
+
+fn wanted(span: TallySpan, of: TallyOf, since: Timestamp, until: Timestamp) -> TalliesOf {
+    TalliesOf { of, span, since, until }
+}
+
+async fn found(store: &dyn Store, wanted: TalliesOf) -> Vec<(i64, TallyCode, u64)> {
+    let found = store.tallies(wanted).await.unwrap();
+    found.into_iter().map(|counted| (counted.start.as_millis(), counted.what, counted.count)).collect()
+}
+
+pub async fn counts_add_up_by_span_subject_and_event<H: Harness>() {
+    use TallySpan::{Hour, Minute};
+    let harness = H::fresh(Grain::Usual).await;
+    let store = harness.store();
+    let (first, next) = (START, START.plus(Duration::from_mins(1)));
+    let minute = |at: Timestamp| Minute.start_of(at).as_millis();
+    let some = vec![
+        tally(Minute, next, TallyOf::All, 1, 4),
+        tally(Minute, first, TallyOf::All, 1, 2),
+        tally(Minute, first, TallyOf::All, 300, 1),
+        tally(Hour, first, TallyOf::All, 1, 6),
+        tally(Hour, first, APP, 1, 5),
+        tally(Hour, first, ENDPOINT, 1, 1),
+        // The same twice in one go.
+        tally(Minute, first, TallyOf::All, 1, 3),
+    ];
+    store.add_to_tallies(some).await.unwrap();
+    store.add_to_tallies(vec![tally(Minute, first, TallyOf::All, 1, 10)]).await.unwrap();
+    store.add_to_tallies(Vec::new()).await.unwrap();
+
+    let until = next.plus(Duration::from_mins(1));
+    let all = found(store, wanted(Minute, TallyOf::All, first, until)).await;
+    assert_eq!(all, [(minute(first), 1, 15), (minute(first), 300, 1), (minute(next), 1, 4)]);
+    assert_eq!(found(store, wanted(Minute, TallyOf::All, next, next.plus(Duration::from_millis(1)))).await, all[2..]);
+    assert_eq!(found(store, wanted(Minute, TallyOf::All, until.plus(Duration::from_mins(1)), until)).await, []);
+    assert_eq!(found(store, wanted(Minute, APP, first, until)).await, []);
+    for (of, count) in [(TallyOf::All, 6), (APP, 5), (ENDPOINT, 1)] {
+        let hour = Hour.start_of(first).as_millis();
+        assert_eq!(found(store, wanted(Hour, of, first, until)).await, [(hour, 1, count)], "{of:?}");
+    }
+}
+
+pub async fn counts_outlive_a_crash<H: Harness>() {
+    let harness = H::fresh(Grain::Usual).await;
+    harness.store().add_to_tallies(vec![tally(TallySpan::Hour, START, APP, 2, 9)]).await.unwrap();
+    let harness = harness.crash(START).await;
+    let kept = found(harness.store(), wanted(TallySpan::Hour, APP, START, START.plus(Duration::from_millis(1)))).await;
+    assert_eq!(kept, [(TallySpan::Hour.start_of(START).as_millis(), 2, 9)]);
+}
+
+pub async fn counts_are_forgotten_span_by_span<H: Harness>() {
+    let harness = H::fresh(Grain::Usual).await;
+    let store = harness.store();
+    let both = TallySpan::ALL.map(|span| tally(span, START, TallyOf::All, 0, 1));
+    store.add_to_tallies(both.to_vec()).await.unwrap();
+    let mut left = Vec::new();
+    for hours in [25, 28, 24 * 61, 24 * 63] {
+        while store.tidy(START.plus(Duration::from_hours(hours)), KEEP).await.unwrap() {}
+        let until = START.plus(Duration::from_millis(1));
+        let minutes = found(store, wanted(TallySpan::Minute, TallyOf::All, START, until)).await.len();
+        let of_hours = found(store, wanted(TallySpan::Hour, TallyOf::All, START, until)).await.len();
+        left.push((minutes, of_hours));
+    }
+    assert_eq!(left, [(1, 1), (0, 1), (0, 1), (0, 0)]);
+}

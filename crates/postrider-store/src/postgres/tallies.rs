@@ -1,0 +1,54 @@
+//! What was counted over time.
+
+use super::{Db, Result, execute, jobs::Turn, rows};
+use crate::{
+    rows::Unreadable,
+    tallies::{Counted, TalliesOf, Tally, TallySpan},
+};
+use postrider_engine::Timestamp;
+
+/// Several nodes add to the same rows; in the order of their keys, so that none waits for one that waits for it.
+pub async fn add(turn: &Turn, tallies: &[Tally]) -> Result<()> {
+    let each = |one: fn(&Tally) -> i64| tallies.iter().map(one).collect::<Vec<i64>>();
+    let (spans, starts) = (each(|tally| tally.span.code().into()), each(|tally| tally.start.as_millis()));
+    let (kinds, subjects) = (each(|tally| tally.of.code().0.into()), each(|tally| tally.of.code().1));
+    let (whats, counts) =
+        (each(|tally| tally.what.into()), each(|tally| i64::try_from(tally.count).unwrap_or(i64::MAX)));
+    let sql = "INSERT INTO tally (span, start, kind, subject, what, count)
+         SELECT span, start, kind, subject, what, sum(count)
+         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+              AS added (span, start, kind, subject, what, count)
+         GROUP BY span, start, kind, subject, what ORDER BY span, start, kind, subject, what
+         ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = tally.count + excluded.count";
+    execute(turn.db(), sql, &[&spans, &starts, &kinds, &subjects, &whats, &counts]).await?;
+    Ok(())
+}
+
+/// Each span is looked up by itself: between two of the same subject lie those of all others.
+pub async fn list(db: &Db, wanted: TalliesOf) -> Result<Vec<Counted>> {
+    let (first, last) = wanted.starts();
+    let (kind, subject) = wanted.of.code();
+    let sql =
+        "SELECT tally.start, what, count FROM generate_series($1::bigint, $2::bigint, $3::bigint) AS wanted (start)
+         JOIN tally ON span = $4 AND tally.start = wanted.start AND kind = $5 AND subject = $6
+         ORDER BY tally.start, what";
+    let found = rows(db, sql, &[&first, &last, &wanted.span.millis(), &wanted.span.code(), &kind, &subject]).await?;
+    let counted = found.iter().map(|row| {
+        let count: i64 = row.try_get(2)?;
+        let count = count.try_into().map_err(|_| Unreadable(format!("a count of {count}")))?;
+        Ok(Counted { start: Timestamp::from_millis(row.try_get(0)?), what: row.try_get(1)?, count })
+    });
+    counted.collect()
+}
+
+/// True if there may be more.
+pub async fn forget(turn: &Turn, now: Timestamp, slice: i64) -> Result<bool> {
+    let sql =
+        "DELETE FROM tally WHERE ctid = ANY(ARRAY(SELECT ctid FROM tally WHERE span = $1 AND start < $2 LIMIT $3))";
+    let mut more = false;
+    for span in TallySpan::ALL {
+        let before = now.minus(span.retention()).as_millis();
+        more |= execute(turn.db(), sql, &[&span.code(), &before, &slice]).await? == u64::try_from(slice).unwrap_or(0);
+    }
+    Ok(more)
+}

@@ -1,0 +1,51 @@
+//! What was counted over time.
+
+use super::writer::Batch;
+use crate::tallies::{Counted, TalliesOf, Tally, TallySpan};
+use postrider_engine::Timestamp;
+use rusqlite::Connection;
+
+pub fn add(batch: &Batch<'_>, tallies: &[Tally]) -> rusqlite::Result<()> {
+    let mut add = batch.transaction.prepare_cached(
+        "INSERT INTO tally (span, start, kind, subject, what, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT DO UPDATE SET count = count + excluded.count",
+    )?;
+    for Tally { span, start, of, what, count } in tallies {
+        let (kind, subject) = of.code();
+        add.execute((span.code(), start.as_millis(), kind, subject, what, count))?;
+    }
+    Ok(())
+}
+
+/// Each span is looked up by itself: between two of the same subject lie those of all others.
+pub fn list(connection: &Connection, wanted: TalliesOf) -> rusqlite::Result<Vec<Counted>> {
+    let (first, last) = wanted.starts();
+    let (kind, subject) = wanted.of.code();
+    let mut find = connection.prepare_cached(
+        "SELECT what, count FROM tally WHERE span = ?1 AND start = ?2 AND kind = ?3 AND subject = ?4 ORDER BY what",
+    )?;
+    let step = usize::try_from(wanted.span.millis()).unwrap_or(usize::MAX);
+    let mut counted = Vec::new();
+    for start in (first..=last).step_by(step) {
+        let found = find.query_map((wanted.span.code(), start, kind, subject), |row| {
+            Ok(Counted { start: Timestamp::from_millis(start), what: row.get(0)?, count: row.get(1)? })
+        })?;
+        for found in found {
+            counted.push(found?);
+        }
+    }
+    Ok(counted)
+}
+
+/// True if there may be more.
+pub fn forget(batch: &Batch<'_>, now: Timestamp, slice: usize) -> rusqlite::Result<bool> {
+    let mut forget = batch.transaction.prepare_cached(
+        "DELETE FROM tally WHERE (span, start, kind, subject, what) IN
+             (SELECT span, start, kind, subject, what FROM tally WHERE span = ?1 AND start < ?2 LIMIT ?3)",
+    )?;
+    let mut more = false;
+    for span in TallySpan::ALL {
+        more |= forget.execute((span.code(), now.minus(span.retention()).as_millis(), slice))? == slice;
+    }
+    Ok(more)
+}
