@@ -24,6 +24,7 @@ pub mod outbox;
 pub mod rotation;
 pub mod rules;
 pub mod serve;
+pub mod statistics;
 pub mod tasks;
 pub mod telemetry;
 pub mod tokens;

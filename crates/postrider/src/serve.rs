@@ -14,6 +14,7 @@ use crate::{
     ingest::Ingest,
     outbox::{Desk, Relay},
     rotation::Rotation,
+    statistics::Statistics,
     tasks::Tasks,
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
@@ -50,6 +51,7 @@ pub struct Server {
     address: SocketAddr,
     credentials: Arc<Credentials>,
     store: Arc<dyn Store>,
+    statistics: Arc<Statistics>,
     grace: Duration,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
@@ -130,6 +132,7 @@ impl Server {
         let tasks = Arc::new(Tasks::default());
         let (stop, stopped) = watch::channel(false);
 
+        let statistics = Arc::new(Statistics::default());
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -139,7 +142,8 @@ impl Server {
             clock: clock::own(),
             rng: system_rng()?,
         })
-        .with_requests_max(requests_max());
+        .with_requests_max(requests_max())
+        .with_statistics(Arc::clone(&statistics));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,
@@ -151,7 +155,11 @@ impl Server {
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
             async move { tasks.run(store, directory, retention, clock::own()).await }
         });
-        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store), Arc::clone(&statistics)));
+        beside.spawn({
+            let (statistics, store) = (Arc::clone(&statistics), Arc::clone(&store));
+            async move { statistics.keep(&*store).await }
+        });
         let rotation = Rotation {
             folder: settings.encryption_keys().is_none().then(|| settings.data.clone()),
             vault: Arc::clone(&vault),
@@ -173,7 +181,7 @@ impl Server {
         }
 
         let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
-        let ingest = Arc::new(ingest.with_rates(settings.ingest_rates));
+        let ingest = Arc::new(ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics)));
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -222,6 +230,7 @@ impl Server {
             address,
             credentials,
             store,
+            statistics,
             grace: settings.shutdown_grace,
             stop,
             serving,
@@ -262,6 +271,9 @@ impl Server {
         step!("stop.drained");
         drop(self.beside);
         self.credentials.note_uses().await;
+        if let Err(error) = self.statistics.write(&*self.store, true).await {
+            tracing::warn!(%error, "the last statistics could not be written");
+        }
         self.store.close().await;
         step!("stop.closed");
     }
@@ -287,7 +299,7 @@ fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
     Router::new().route("/metrics", get(show)).with_state(api)
 }
 
-async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
+async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>, statistics: Arc<Statistics>) {
     let waiting = metrics::gauge!("postrider_deliveries_waiting");
     let dead = metrics::gauge!("postrider_dead_letters");
     let mut next_count = Instant::now();
@@ -301,6 +313,7 @@ async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>) {
                 Ok(counts) => {
                     waiting.set(counts.waiting as f64);
                     dead.set(counts.dead as f64);
+                    statistics.standing(counts, clock::now());
                 }
                 Err(StoreError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "the store could not be counted"),

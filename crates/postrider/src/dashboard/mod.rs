@@ -6,6 +6,7 @@
 
 mod application;
 mod applications;
+mod chart;
 mod dead_letters;
 mod endpoint;
 mod endpoint_form;
@@ -13,6 +14,7 @@ mod frame;
 mod inside;
 mod message;
 mod messages;
+mod overview;
 mod session;
 mod sign_in;
 
@@ -36,6 +38,7 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
         .route("/dashboard.js", get(async || -> Response { script(include_str!("assets/dashboard.js")) }))
         .route("/portal.js", get(async || -> Response { script(include_str!("assets/portal.js")) }))
         .merge(sign_in::routes())
+        .merge(overview::routes())
         .merge(applications::routes())
         .merge(application::routes())
         .merge(endpoint::routes())

@@ -52,7 +52,7 @@ async fn home(State(site): State<Arc<Site>>, session: Session) -> Result<Respons
     let who: Value = site.inside.get(&session, &Path::api(&["auth", "whoami"])).await?;
     Ok(to(&match who["appId"].as_str() {
         Some(app) => Path::page(&["apps", app]),
-        None => Path::page(&["apps"]),
+        None => Path::page(&["overview"]),
     }))
 }
 

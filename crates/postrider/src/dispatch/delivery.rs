@@ -5,6 +5,7 @@ use crate::{
     directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
     oauth::{self, Bearers, Oauth},
+    statistics::{Statistics, Tried},
     transport::{Exchange, Post, Request},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -63,6 +64,7 @@ pub struct Carrier {
     meters: Meters,
     bearers: Bearers,
     deployment: HeaderValue,
+    statistics: Option<Arc<Statistics>>,
 }
 
 impl Carrier {
@@ -76,7 +78,11 @@ impl Carrier {
     ) -> Self {
         let deployment = HeaderValue::try_from(ids.deployment()).expect("digits fit in a header");
         let (rng, meters, bearers) = (Mutex::new(rng), Meters::new(), Bearers::default());
-        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment }
+        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment, statistics: None }
+    }
+
+    pub fn count_in(&mut self, statistics: Arc<Statistics>) {
+        self.statistics = Some(statistics);
     }
 
     /// Tries once, and says what becomes of the delivery.
@@ -262,6 +268,9 @@ impl Carrier {
         let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange, headers };
         let attempt = (!postponed).then(|| sent.record(verdict));
         self.meters.count(verdict, attempt.as_ref());
+        if let (Some(statistics), Some(attempt)) = (&self.statistics, &attempt) {
+            count(statistics, &parcel, verdict, attempt, ended);
+        }
         tracing::debug!(
             message = parcel.id.message.raw(),
             endpoint = parcel.id.endpoint.raw(),
@@ -284,9 +293,22 @@ impl Carrier {
         };
         if let Next::Dead(reason) = next {
             self.meters.count_death(reason);
+            if let Some(statistics) = &self.statistics {
+                statistics.given_up(parcel.cargo.app, parcel.id.endpoint, at);
+            }
         }
         let settlement = Settlement { next, ..untouched(&parcel, at) };
         Settled { settlement, verdict: None, is_sent: false, is_misplaced: false }
+    }
+}
+
+fn count(statistics: &Statistics, parcel: &Parcel<Cargo>, verdict: Verdict, attempt: &AttemptRecord, at: Timestamp) {
+    let (app, endpoint) = (parcel.cargo.app, parcel.id.endpoint);
+    let arrived_after = (verdict.class == Class::Delivered).then(|| at.since(parcel.cargo.accepted_at));
+    let (class, status, took) = (verdict.class, attempt.status, attempt.duration);
+    statistics.tried(&Tried { app, endpoint, at, class, status, took, arrived_after });
+    if let Next::Dead(_) = verdict.next {
+        statistics.given_up(app, endpoint, at);
     }
 }
 

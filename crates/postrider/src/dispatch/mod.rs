@@ -20,6 +20,7 @@ use crate::{
     clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
+    statistics::Statistics,
     tasks::Tasks,
     transport::Post,
 };
@@ -193,6 +194,14 @@ impl Dispatch {
     pub fn with_requests_max(mut self, requests_max: usize) -> Self {
         let limits = Limits::default();
         self.engine = Dispatcher::new(Limits { in_flight: limits.in_flight.min(requests_max.max(1)), ..limits });
+        self
+    }
+
+    /// Counts what happens, for the charts.
+    pub fn with_statistics(mut self, statistics: Arc<Statistics>) -> Self {
+        if let Some(carrier) = Arc::get_mut(&mut self.carrier) {
+            carrier.count_in(statistics);
+        }
         self
     }
 

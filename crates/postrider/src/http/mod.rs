@@ -40,6 +40,7 @@ pub mod rules;
 pub mod schedules;
 pub mod send_example;
 pub mod server;
+pub mod statistics;
 pub mod stats;
 pub mod status;
 pub mod time;
@@ -164,6 +165,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(schedules::routes())
         .merge(send_example::routes())
         .merge(stats::routes())
+        .merge(statistics::routes())
 }
 
 async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {

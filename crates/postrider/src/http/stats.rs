@@ -60,7 +60,7 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     ))
 }
 
-fn span(query: &mut Query, now: Timestamp) -> Result<(Timestamp, Timestamp), Error> {
+pub fn span(query: &mut Query, now: Timestamp) -> Result<(Timestamp, Timestamp), Error> {
     // The end is exclusive, and what was accepted in this very millisecond is to be counted.
     let until = query.time("until")?.unwrap_or_else(|| now.plus(Duration::from_millis(1)));
     let since = query.time("since")?.unwrap_or_else(|| until.minus(SPAN_MAX));

@@ -8,6 +8,7 @@ pub mod rates;
 use crate::{
     clock::Clock,
     directory::{AppEntry, Directory, EndpointEntry},
+    statistics::Statistics,
 };
 use gate::{Gate, GateLimits};
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
@@ -25,6 +26,7 @@ pub struct Ingest {
     gate: Arc<Gate>,
     rates: Rates,
     accepted: metrics::Counter,
+    statistics: Option<Arc<Statistics>>,
 }
 
 #[derive(Clone)]
@@ -40,12 +42,25 @@ impl Ingest {
     pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, clock: Clock) -> Self {
         let gate = Arc::new(Gate::new(GateLimits::default()));
         let rates = Rates::new(RateLimits::default());
-        Self { store, directory, clock, gate, rates, accepted: metrics::counter!("postrider_messages_accepted_total") }
+        Self {
+            store,
+            directory,
+            clock,
+            gate,
+            rates,
+            accepted: metrics::counter!("postrider_messages_accepted_total"),
+            statistics: None,
+        }
     }
 
     /// Without this there are none.
     pub fn with_rates(self, limits: RateLimits) -> Self {
         Self { rates: Rates::new(limits), ..self }
+    }
+
+    /// Counts what is accepted, for the charts.
+    pub fn with_statistics(self, statistics: Arc<Statistics>) -> Self {
+        Self { statistics: Some(statistics), ..self }
     }
 
     /// What a message from outside must be within, once it is known whose it is.
@@ -70,6 +85,9 @@ impl Ingest {
                 (Ok(accepted), _) => {
                     if let Accepted::Now(_) = accepted {
                         self.accepted.increment(1);
+                        if let Some(statistics) = &self.statistics {
+                            statistics.accepted(self.clock.now());
+                        }
                     }
                     return Ok(accepted);
                 }

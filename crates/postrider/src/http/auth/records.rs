@@ -136,6 +136,26 @@ impl Tenant {
         self.store.stats(endpoint.key, since, until).await
     }
 
+    pub async fn tallies(
+        &self,
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<Counted>, StoreError> {
+        self.store.tallies(TalliesOf { of: TallyOf::Application(self.app), span, since, until }).await
+    }
+
+    pub async fn endpoint_tallies(
+        &self,
+        endpoint: &Endpoint,
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<Counted>, StoreError> {
+        self.check(endpoint.app)?;
+        self.store.tallies(TalliesOf { of: TallyOf::Endpoint(endpoint.key), span, since, until }).await
+    }
+
     pub async fn message(&self, by: By<MessageKey>) -> Result<Option<Message>, StoreError> {
         self.store.message(self.app, by).await
     }
