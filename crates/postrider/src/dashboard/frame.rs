@@ -29,7 +29,7 @@ impl Frame {
     }
 }
 
-const DONE: [(&str, &str); 12] = [
+const DONE: [(&str, &str); 14] = [
     ("resent", "It is on its way again. The new attempt shows up below in a moment."),
     ("replayed", "The dead letter is on its way again."),
     ("replaying", "What matches is being put on its way again, a piece at a time."),
@@ -41,6 +41,8 @@ const DONE: [(&str, &str); 12] = [
     ("resumed", "The endpoint goes on, and what waited is delivered."),
     ("resuming", "What waits is being sifted. The endpoint goes on after that."),
     ("reset", "The breaker is closed, and the failures are forgotten."),
+    ("ended", "The task is ended. What it has done so far stays done."),
+    ("revoked", "The key is revoked."),
     ("canceled", "What had not been delivered was called back."),
 ];
 

@@ -4,19 +4,24 @@
 //! opened with, and shows the answer. So nobody sees or does more here than he could there, and what is done here is checked,
 //! limited and written down in the same way (decision 18).
 
+mod api_keys;
 mod application;
 mod applications;
+mod audit;
 mod chart;
 mod dead_letters;
 mod endpoint;
 mod endpoint_form;
+mod event_types;
 mod frame;
 mod inside;
 mod message;
 mod messages;
 mod overview;
+mod schedule;
 mod session;
 mod sign_in;
+mod tasks;
 
 use axum::{Router, response::Response, routing::get};
 use frame::{script, style};
@@ -46,6 +51,11 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
         .merge(messages::routes())
         .merge(message::routes())
         .merge(dead_letters::routes())
+        .merge(schedule::routes())
+        .merge(event_types::routes())
+        .merge(tasks::routes())
+        .merge(api_keys::routes())
+        .merge(audit::routes())
         .with_state(site);
     api.merge(pages)
 }

@@ -19,3 +19,20 @@ for (const form of document.querySelectorAll("form[data-confirm]")) {
     if (!confirm(form.dataset.confirm)) event.preventDefault();
   });
 }
+
+/** Draws the preview anew while its form is being edited. */
+for (const form of document.querySelectorAll("form[data-preview]")) {
+  let waiting, latest = 0;
+  form.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(async () => {
+      const turn = ++latest;
+      const query = new URLSearchParams(new FormData(form));
+      const answer = await fetch(location.pathname + "?" + query, { credentials: "same-origin" }).catch(() => null);
+      if (!answer || !answer.ok || turn !== latest) return;
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const [shown, drawn] = [document, page].map((where) => where.querySelector(form.dataset.preview));
+      if (shown && drawn) shown.replaceWith(document.adoptNode(drawn));
+    }, 250);
+  });
+}

@@ -1,0 +1,82 @@
+//! Long work: how far it has come, and ending it.
+
+use super::{
+    Site,
+    frame::{Frame, moment, page, to, tone},
+    inside::{Fault, Path},
+    session::{Fields, Sent, Session},
+};
+use askama::Template;
+use axum::{
+    Router,
+    extract::{Path as Named, State},
+    response::Response,
+    routing::{get, post},
+};
+use serde::Deserialize;
+use std::sync::Arc;
+
+pub fn routes() -> Router<Arc<Site>> {
+    Router::new().route("/tasks", get(show)).route("/tasks/{task}/cancel", post(cancel))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Task {
+    id: String,
+    status: String,
+    task: String,
+    data: Data,
+    updated_at: String,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    done: u64,
+    total: Option<u64>,
+    #[serde(default)]
+    canceled: bool,
+    messages_sent: Option<u64>,
+    messages_purged: Option<u64>,
+    messages_canceled: Option<u64>,
+}
+
+impl Task {
+    fn changed(&self) -> String {
+        let Data { messages_sent, messages_purged, messages_canceled, .. } = &self.data;
+        let told = [(messages_sent, "sent again"), (messages_purged, "expunged"), (messages_canceled, "called back")];
+        let told = told.into_iter().filter_map(|(count, words)| Some(format!("{} {words}", (*count)?)));
+        told.collect::<Vec<_>>().join(", ")
+    }
+
+    fn state(&self) -> &str {
+        if self.data.canceled { "ended early" } else { &self.status }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "tasks.html")]
+struct TasksPage {
+    frame: Frame,
+    tasks: Vec<Task>,
+    next: Option<Path>,
+}
+
+async fn show(State(site): State<Arc<Site>>, session: Session, query: Fields) -> Result<Response, Fault> {
+    let wanted = Path::api(&["background-task"])
+        .with("limit", Some("50"))
+        .with("order", Some("descending"))
+        .with("iterator", query.get("iterator"));
+    let list = site.inside.list::<Task>(&session, &wanted).await?;
+    let next = (!list.done).then(|| Path::page(&["tasks"]).with("iterator", list.iterator.as_deref()));
+    Ok(page(&TasksPage { frame: Frame::after(&session, query.get("done")), tasks: list.data, next }))
+}
+
+async fn cancel(
+    State(site): State<Arc<Site>>,
+    Named(task): Named<String>,
+    Sent { session, .. }: Sent,
+) -> Result<Response, Fault> {
+    site.inside.post(&session, &Path::api(&["background-task", &task, "cancel"]), None).await?;
+    Ok(to(&Path::page(&["tasks"]).with("done", Some("ended"))))
+}
