@@ -42,6 +42,7 @@ pub mod send_example;
 pub mod server;
 pub mod stats;
 pub mod status;
+pub mod tail;
 pub mod time;
 pub mod tls;
 pub mod verdict;
@@ -64,6 +65,7 @@ use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::ApiKeyKey;
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
+use tail::Tails;
 use tower::ServiceExt;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
@@ -81,6 +83,7 @@ pub struct Api {
     pub clock: fn() -> Timestamp,
     pub guesses: Guesses<Peer>,
     pub key_guesses: Guesses<ApiKeyKey>,
+    pub tails: Tails,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }
@@ -164,6 +167,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(schedules::routes())
         .merge(send_example::routes())
         .merge(stats::routes())
+        .merge(tail::routes())
 }
 
 async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {
