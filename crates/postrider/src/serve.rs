@@ -199,6 +199,7 @@ impl Server {
         let api = Arc::new(Api {
             guesses: http::guesses::Guesses::default(),
             key_guesses: http::guesses::Guesses::default(),
+            tails: http::tail::Tails::new(stopped.clone()),
             records: http::auth::records::Records::new(Arc::clone(&store)),
             ids,
             vault,

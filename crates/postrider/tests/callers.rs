@@ -101,7 +101,7 @@ fn needed(operation: &str) -> Option<Scope> {
         ("message-attempt", "resend") | ("dead-letter", "replay" | "replay-all") => Some(Scope::Replay),
         ("background-task", "cancel") => Some(Scope::Replay),
         ("endpoint", "get-secret") => Some(Scope::Manage),
-        (_, "list" | "get" | "count") => Some(Scope::Read),
+        (_, "list" | "get" | "count" | "tail") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),
         (_, _) => Some(Scope::Manage),
     }

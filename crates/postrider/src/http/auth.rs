@@ -140,6 +140,19 @@ async fn who_calls(parts: &Parts, api: &Api, in_doubt: InDoubt) -> Result<Arc<Be
     }
 }
 
+/// Whether a token that someone came in with still holds, for what goes on for long. In doubt it does: it is asked again.
+pub async fn still_holds(api: &Api, token: &str) -> bool {
+    let now = (api.clock)();
+    let asked = match api.credentials.recognise(token) {
+        Some(known) => api.credentials.confirm(&known, now, InDoubt::Refuse).await,
+        None => api.credentials.verify(token, now, InDoubt::Refuse).await,
+    };
+    match asked {
+        Ok(_) | Err(Refusal::Unknown(_)) => true,
+        Err(Refusal::Invalid | Refusal::WrongSecret(_)) => false,
+    }
+}
+
 impl FromRequestParts<Arc<Api>> for Environment {
     type Rejection = Error;
 

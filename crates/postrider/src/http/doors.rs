@@ -146,6 +146,7 @@ pub const ALL: &[Door] = &[
 
     door("GET", "/api/v1/app/{app_id}/attempt/endpoint/{endpoint_id}", "v1.message-attempt.list-by-endpoint", READ, No),
     door("GET", "/api/v1/app/{app_id}/attempt/msg/{msg_id}", "v1.message-attempt.list-by-msg", READ, No),
+    door("GET", "/api/v1/app/{app_id}/tail", "v1.message-attempt.tail", READ, No),
     door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/msg", "v1.message-attempt.list-attempted-messages", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/endpoint", "v1.message-attempt.list-attempted-destinations", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}", "v1.message-attempt.get", READ, No),

@@ -43,6 +43,8 @@ pub enum Error {
     Unavailable {
         retry_after: Duration,
     },
+    /// As many as may be are at it.
+    Crowded(&'static str),
     NotImplemented(&'static str),
     Internal,
 }
@@ -98,7 +100,7 @@ impl Error {
             Self::UnsupportedMedia(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::TooManyRequests { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable { .. } | Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -124,6 +126,7 @@ impl Error {
             Self::BrokenBody => ("broken_body", "The body broke off, or is not what its head says".into()),
             Self::TooManyRequests { .. } => ("rate_limit", "Too many requests; try again later".into()),
             Self::Unavailable { .. } => ("unavailable", "The server cannot take this now; try again shortly".into()),
+            Self::Crowded(detail) => ("unavailable", detail.into()),
             Self::NotImplemented(detail) => ("not_implemented", detail.into()),
             Self::Internal => ("server_error", "Internal server error".into()),
         }
@@ -132,6 +135,7 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::TooManyRequests { retry_after } | Self::Unavailable { retry_after } => Some(*retry_after),
+            Self::Crowded(_) => Some(CROWDED_PAUSE),
             _ => None,
         }
     }
@@ -172,6 +176,9 @@ impl IntoResponse for Error {
         response
     }
 }
+
+/// Long enough for someone to have gone.
+const CROWDED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Rounded up: whoever comes when he was told to is not too early.
 fn whole_seconds(wait: Duration) -> u64 {

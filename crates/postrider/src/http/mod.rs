@@ -43,6 +43,7 @@ pub mod server;
 pub mod statistics;
 pub mod stats;
 pub mod status;
+pub mod tail;
 pub mod time;
 pub mod tls;
 pub mod verdict;
@@ -65,6 +66,7 @@ use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::ApiKeyKey;
 use rand::rngs::StdRng;
 use std::sync::{Arc, Mutex};
+use tail::Tails;
 use tower::ServiceExt;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
@@ -82,6 +84,7 @@ pub struct Api {
     pub clock: fn() -> Timestamp,
     pub guesses: Guesses<Peer>,
     pub key_guesses: Guesses<ApiKeyKey>,
+    pub tails: Tails,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }
@@ -166,6 +169,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(send_example::routes())
         .merge(stats::routes())
         .merge(statistics::routes())
+        .merge(tail::routes())
 }
 
 async fn without_trailing_slash(State(routes): State<Router>, mut request: Request) -> Response {

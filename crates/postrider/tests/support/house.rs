@@ -88,6 +88,7 @@ impl House {
         let api = Arc::new(Api {
             guesses: postrider::http::guesses::Guesses::default(),
             key_guesses: postrider::http::guesses::Guesses::default(),
+            tails: postrider::http::tail::Tails::default(),
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
             directory,

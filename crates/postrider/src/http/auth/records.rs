@@ -4,6 +4,7 @@
 //! it is to every question; everything at once through the `Environment`. Only the module around this one makes them, out
 //! of a token that it has looked at: a call without that does not compile.
 
+use crate::directory::EndpointEntry;
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey, Timestamp, policy::Health};
 use postrider_store::*;
 use std::sync::Arc;
@@ -74,6 +75,7 @@ pub struct Tenant {
 pub enum TriesOf<'a> {
     Message(&'a Message),
     Endpoint(&'a Endpoint),
+    Entry(&'a EndpointEntry),
 }
 
 impl Tenant {
@@ -218,6 +220,7 @@ impl Tenant {
         let (app, of) = match of {
             TriesOf::Message(message) => (message.app, AttemptsOf::Message(message.key)),
             TriesOf::Endpoint(endpoint) => (endpoint.app, AttemptsOf::Endpoint(self.app, endpoint.key)),
+            TriesOf::Entry(endpoint) => (endpoint.lane.app, AttemptsOf::Endpoint(self.app, endpoint.key)),
         };
         self.check(app)?;
         self.store.attempts(of, filter, page).await

@@ -7,7 +7,7 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -107,6 +107,17 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.idle_since.store(self.0.clock(), Relaxed);
         self.0.running.fetch_sub(1, Relaxed);
+    }
+}
+
+/// On an answer (as an extension) that goes on after its head: for as long as a clone of it lives, the connection counts as
+/// busy and not as idle.
+#[derive(Clone, Default)]
+pub struct Stays(Arc<OnceLock<Running>>);
+
+impl Stays {
+    pub(super) fn hold(self, running: Running) {
+        let _ = self.0.set(running);
     }
 }
 

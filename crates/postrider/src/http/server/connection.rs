@@ -3,7 +3,7 @@
 use super::{
     super::{error::Error, guesses::Peer},
     Limits,
-    activity::{Activity, END_OF_HEAD, Running, Verdict, Watched},
+    activity::{Activity, END_OF_HEAD, Running, Stays, Verdict, Watched},
     framing::Framing,
 };
 use axum::{Router, extract::Request, response::IntoResponse};
@@ -91,9 +91,11 @@ async fn converse(
         let (mut router, refused) = (router.clone(), activity.clone());
         async move {
             let response = timeout(limits.request_time_max, router.call(Request::new_body(request))).await;
-            drop(running);
             Ok::<_, Infallible>(match response {
-                Ok(Ok(response)) => {
+                Ok(Ok(mut response)) => {
+                    if let Some(stays) = response.extensions_mut().remove::<Stays>() {
+                        stays.hold(running);
+                    }
                     if response.headers().contains_key(header::CONNECTION) {
                         refused.refused.store(true, Relaxed);
                     }

@@ -10,6 +10,7 @@ mod crowd;
 mod framing;
 
 use super::guesses::Peer;
+pub use activity::Stays;
 use axum::{Router, middleware::map_response, response::Response};
 use connection::attend;
 use crowd::Crowd;
