@@ -19,7 +19,12 @@ on_both_stores! {
     a_token_for_one_application_leads_nowhere_else,
     what_was_stored_is_shown_as_text,
     a_customer_adds_changes_and_deletes_an_endpoint,
+    what_was_done_is_counted_and_drawn,
+    tasks_and_keys_are_seen_and_ended,
 }
+
+/// What whoever runs it sees.
+const OF_ALL: [&str; 7] = ["/overview", "/apps", "/event-types", "/tasks", "/schedule", "/api-keys", "/audit"];
 
 /// A browser without JavaScript.
 struct Visitor {
@@ -104,7 +109,7 @@ async fn nobody_sees_a_page_without_signing_in(store: StoreKind) {
     let app = visitor.app.clone();
     let pages =
         ["", "/messages", "/messages/x", "/endpoints/x", "/dead-letters"].map(|rest| format!("/apps/{app}{rest}"));
-    for path in pages.iter().map(String::as_str).chain(["/", "/apps"]) {
+    for path in pages.iter().map(String::as_str).chain(OF_ALL).chain(["/"]) {
         let page = visitor.see(path).await;
         assert_eq!((page.status, page.leads_to()), (303, "/sign-in"), "{path}");
     }
@@ -120,7 +125,15 @@ async fn nobody_sees_a_page_without_signing_in(store: StoreKind) {
     let token = visitor.token();
     let let_in = visitor.sign_in(&token).await;
     assert_eq!((let_in.status, let_in.leads_to()), (303, "/"));
-    assert_eq!(visitor.see("/").await.leads_to(), "/apps");
+    assert_eq!(visitor.see("/").await.leads_to(), "/overview");
+    for path in OF_ALL {
+        let page = visitor.see(path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.text);
+    }
+    for period in ["day", "week"] {
+        assert_eq!(visitor.see(&format!("/overview?period={period}")).await.status, 200);
+    }
+    assert_eq!(visitor.see("/overview?period=century").await.status, 400);
     for path in &pages[..2] {
         assert_eq!(visitor.see(path).await.status, 200, "{path}");
     }
@@ -319,4 +332,55 @@ async fn what_was_stored_is_shown_as_text(store: StoreKind) {
     let query = url::form_urlencoded::Serializer::new(String::new()).append_pair("tag", attack).finish();
     let page = visitor.see(&visitor.page(&format!("/messages?{query}"))).await;
     assert!(!page.text.contains("<script>alert"), "{}", page.text);
+}
+
+/// Counts come within seconds.
+async fn what_was_done_is_counted_and_drawn(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    visitor.world.receiver.always("/shop", Answer::Full { status: 500, headers: Vec::new(), body: Bytes::new() });
+    visitor.world.endpoint("/shop", json!({"retryPolicy": hasty(2)})).await;
+    let message = visitor.world.send("order.paid").await;
+    assert_eq!(visitor.world.end(&message, "shop").await.0, "fail");
+    // What is not written when it ends well is written then.
+    visitor.world.server.stop();
+    visitor.world.start_again();
+    let overview: Value = visitor.world.client.get("/api/v1/stats/overview?period=hour").await.expect("an answer");
+    let total = &overview["total"];
+    assert_eq!((&total["accepted"], &total["failed"], &total["givenUp"]), (&json!(1), &json!(2), &json!(1)), "{total}");
+    assert_eq!(overview["points"].as_array().expect("points").len(), 61);
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let stats = visitor.world.get("endpoint/shop/attempt-stats").await;
+    assert_eq!(stats, json!({"success": 0, "fail": 2, "canceled": 0}));
+    let history = visitor.world.get("endpoint/shop/attempt-history?period=week").await;
+    assert_eq!((&history["total"]["status5xx"], &history["step"]), (&json!(2), &json!(3_600)), "{history}");
+    assert_eq!(visitor.world.get("attempt-history").await["total"]["failed"], 2);
+    for path in ["endpoint/shop/attempt-history?period=hour", "endpoint/shop/attempt-history?periode=day"] {
+        assert_eq!(visitor.world.call(Method::GET, path, Value::Null).await.0, 400, "{path}");
+    }
+    let page = visitor.see("/overview").await;
+    assert!(page.text.contains("0.0 %") && page.text.contains("0 delivered, 2 failed"), "{}", page.text);
+    let page = visitor.see(&visitor.page(&format!("/endpoints/{endpoint}"))).await;
+    assert!(page.text.contains("2 × 5xx"), "{}", page.text);
+}
+
+async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    visitor.world.endpoint("/shop", json!({})).await;
+    let (status, started) = visitor.world.post("endpoint/shop/recover", json!({"since": "2026-01-01T00:00:00Z"})).await;
+    let task = visitor.world.end_of_task((status, started)).await;
+    let page = visitor.see("/tasks").await;
+    assert!(page.text.contains(task["id"].as_str().expect("an id")) && page.text.contains("finished"), "{}", page.text);
+    let csrf = page.csrf().to_owned();
+
+    let key = visitor.world.client.create("/api/v1/api-key", &json!({"name": "shop", "scopes": ["ingest"]})).await;
+    let id = key["id"].as_str().expect("an id");
+    assert!(visitor.see("/api-keys").await.text.contains(id));
+    let done = visitor.send(&format!("/api-keys/{id}/revoke"), &[("csrf", &csrf)]).await;
+    assert_eq!((done.status, done.leads_to()), (303, "/api-keys?done=revoked"), "{}", done.text);
+    assert!(visitor.see("/api-keys").await.text.contains("revoked"));
+    assert!(visitor.see("/audit?operation=v1.api-key.revoke").await.text.contains(id));
 }

@@ -70,6 +70,10 @@ pub fn style(text: &'static str) -> Response {
     asset("text/css; charset=utf-8", text)
 }
 
+pub fn icon(text: &'static str) -> Response {
+    asset("image/svg+xml", text)
+}
+
 pub fn script(text: &'static str) -> Response {
     asset("text/javascript; charset=utf-8", text)
 }

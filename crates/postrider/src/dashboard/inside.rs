@@ -5,9 +5,10 @@ use crate::http::guesses::Peer;
 use axum::{
     Router,
     body::{Body, to_bytes},
+    response::Response,
 };
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -59,6 +60,19 @@ impl Inside {
         self.call((session.token(), session.peer()), Method::POST, path, body).await.map(|_| ())
     }
 
+    /// What goes on coming, as it comes. `since`: the last of it that was seen.
+    pub async fn follow(&self, session: &Session, path: &Path, since: Option<HeaderValue>) -> Result<Response, Fault> {
+        let mut request = request((session.token(), session.peer()), Method::GET, path, None)?;
+        if let Some(since) = since {
+            request.headers_mut().insert(HeaderName::from_static("last-event-id"), since);
+        }
+        let response = self.ask(request).await;
+        match response.status().is_success() {
+            true => Ok(response),
+            false => Err(refusal(response).await?),
+        }
+    }
+
     /// `peer`: who stands behind it, for whom wrong tokens are counted and by whom changes are written down.
     pub async fn call(
         &self,
@@ -67,28 +81,44 @@ impl Inside {
         path: &Path,
         body: Option<Value>,
     ) -> Result<Bytes, Fault> {
-        let mut request =
-            Request::builder().method(method).uri(&path.0).header(header::AUTHORIZATION, format!("Bearer {token}"));
-        if let Some(peer) = peer {
-            request = request.extension(peer);
-        }
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
-        }
-        let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
-        // A token that is no header's value is none of ours.
-        let request = request.body(body).map_err(|_| Fault::SignedOut)?;
-        let response = match self.0.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        };
-        let status = response.status();
-        let answer = to_bytes(response.into_body(), ANSWER_MAX).await.map_err(|_| Fault::broken())?;
-        match status.is_success() {
-            true => Ok(answer),
-            false => Err(Fault::of(status, &serde_json::from_slice(&answer).unwrap_or_default())),
+        let response = self.ask(request((token, peer), method, path, body)?).await;
+        match response.status().is_success() {
+            true => to_bytes(response.into_body(), ANSWER_MAX).await.map_err(|_| Fault::broken()),
+            false => Err(refusal(response).await?),
         }
     }
+
+    async fn ask(&self, request: Request<Body>) -> Response {
+        match self.0.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+fn request(
+    (token, peer): (&str, Option<Peer>),
+    method: Method,
+    path: &Path,
+    body: Option<Value>,
+) -> Result<Request<Body>, Fault> {
+    let mut request =
+        Request::builder().method(method).uri(&path.0).header(header::AUTHORIZATION, format!("Bearer {token}"));
+    if let Some(peer) = peer {
+        request = request.extension(peer);
+    }
+    if body.is_some() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
+    // A token that is no header's value is none of ours.
+    request.body(body).map_err(|_| Fault::SignedOut)
+}
+
+async fn refusal(response: Response) -> Result<Fault, Fault> {
+    let status = response.status();
+    let answer = to_bytes(response.into_body(), ANSWER_MAX).await.map_err(|_| Fault::broken())?;
+    Ok(Fault::of(status, &serde_json::from_slice(&answer).unwrap_or_default()))
 }
 
 impl Fault {

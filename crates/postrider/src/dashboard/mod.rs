@@ -15,6 +15,7 @@ mod endpoint_form;
 mod event_types;
 mod frame;
 mod inside;
+mod live;
 mod message;
 mod messages;
 mod overview;
@@ -24,7 +25,7 @@ mod sign_in;
 mod tasks;
 
 use axum::{Router, response::Response, routing::get};
-use frame::{script, style};
+use frame::{icon, script, style};
 use inside::Inside;
 pub use session::Sessions;
 use std::sync::Arc;
@@ -40,7 +41,9 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
     let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions });
     let pages = Router::new()
         .route("/dashboard.css", get(async || -> Response { style(include_str!("assets/dashboard.css")) }))
+        .route("/icon.svg", get(async || -> Response { icon(include_str!("assets/icon.svg")) }))
         .route("/dashboard.js", get(async || -> Response { script(include_str!("assets/dashboard.js")) }))
+        .route("/live.js", get(async || -> Response { script(include_str!("assets/live.js")) }))
         .route("/portal.js", get(async || -> Response { script(include_str!("assets/portal.js")) }))
         .merge(sign_in::routes())
         .merge(overview::routes())
@@ -51,6 +54,7 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
         .merge(messages::routes())
         .merge(message::routes())
         .merge(dead_letters::routes())
+        .merge(live::routes())
         .merge(schedule::routes())
         .merge(event_types::routes())
         .merge(tasks::routes())

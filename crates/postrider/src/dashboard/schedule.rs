@@ -157,11 +157,8 @@ async fn shown(
         Ok(preview) => {
             shown.rows = rows(&preview.attempts);
             shown.ends = preview.ends;
-            shown.budget = format!(
-                "At most {} attempts within {}",
-                preview.max_attempts,
-                show_duration(preview.give_up_after.0)
-            );
+            shown.budget =
+                format!("At most {} attempts within {}", preview.max_attempts, show_duration(preview.give_up_after.0));
             shown.warnings = preview.warnings;
         }
         Err(Fault::Refused { detail, .. }) => shown.fault = Some(detail),

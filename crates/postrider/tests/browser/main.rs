@@ -1,0 +1,207 @@
+//! The pages in a real browser: Chromium, through WebDriver.
+
+mod driver;
+mod pictures;
+#[path = "../support/mod.rs"]
+mod support;
+
+use driver::{Browser, told_by};
+use http::Method;
+use serde_json::{Value, json};
+use support::{
+    receiver::Answer,
+    world::{World, hasty},
+};
+
+fn answer(status: u16, body: &str) -> Answer {
+    Answer::Full { status, headers: Vec::new(), body: body.to_owned().into() }
+}
+
+fn at(world: &World, path: &str) -> String {
+    format!("{}{path}", world.server.url().trim_end_matches('/'))
+}
+
+async fn signed_in(world: &World) -> Browser {
+    let browser = Browser::open().await;
+    browser.go(&world.server.url()).await;
+    browser.fill("input[name=token]", world.server.token()).await;
+    browser.click("main button").await;
+    browser.sees("Overview").await;
+    browser
+}
+
+/// The one who runs it.
+#[tokio::test]
+async fn an_operator_sees_it_arrive_break_and_be_sent_again() {
+    let mut world = World::start().await;
+    let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+    world.receiver.always("/shop", answer(200, ""));
+    world.endpoint("/shop", json!({"retryPolicy": hasty(2)})).await;
+    let browser = signed_in(&world).await;
+
+    // It arrives before one's eyes.
+    browser.press("Applications").await;
+    browser.press("Acme").await;
+    browser.click(&format!("a[href='/apps/{app}/live']")).await;
+    browser.sees("Connected.").await;
+    world.send("order.paid").await;
+    browser.sees("order.paid").await;
+    browser.press("Pause").await;
+    world.send("order.refunded").await;
+    browser.sees("Paused; 1 came meanwhile.").await;
+    assert!(!browser.text().await.contains("order.refunded"));
+    browser.press("Go on").await;
+    browser.sees("order.refunded").await;
+
+    // The receiver breaks; the breaker opens, and what was given up is seen with its reason.
+    world.receiver.always("/shop", answer(503, "the shop is closed"));
+    for _ in 0..10 {
+        world.send("order.shipped").await;
+    }
+    world.health_that_is("shop", "tripped").await;
+    let endpoint = world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    browser.go(&at(&world, &format!("/apps/{app}/endpoints/{endpoint}"))).await;
+    browser.sees_after_reloading("tripped").await;
+    browser.press("Overview").await;
+    browser.sees_after_reloading("breakers open now").await;
+    assert_eq!(told_by(&browser, "return document.querySelectorAll('.figures .bad').length > 0").await, true);
+
+    // It is mended, and sent again with one click.
+    world.receiver.always("/shop", answer(200, ""));
+    let (status, _) = world.post("endpoint/shop/health/reset", Value::Null).await;
+    assert!(status < 300);
+    world.endpoint("/mail", json!({"retryPolicy": hasty(2)})).await;
+    world.receiver.always("/mail", answer(400, "no such box"));
+    let letter = world.send("letter.sent").await;
+    assert_eq!(world.end(&letter, "mail").await.0, "fail");
+    world.receiver.always("/mail", answer(200, ""));
+    browser.go(&at(&world, &format!("/apps/{app}/dead-letters"))).await;
+    browser.sees("letter.sent").await;
+    browser.press("letter.sent").await;
+    browser.click("summary").await;
+    browser.sees("no such box").await;
+    browser.go(&at(&world, &format!("/apps/{app}/dead-letters?type=letter.sent"))).await;
+    browser.press("Send again").await;
+    browser.sees("on its way again").await;
+    assert_eq!(world.end(&letter, "mail").await.0, "success");
+    browser.sees_after_reloading("success").await;
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_schedule_is_drawn_while_it_is_edited_and_can_be_set() {
+    let mut world = World::start().await;
+    let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+    world.endpoint("/shop", json!({"retryPolicy": {"holdFor": "2d"}})).await;
+    let endpoint = world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let browser = signed_in(&world).await;
+    browser.go(&at(&world, &format!("/apps/{app}/endpoints/{endpoint}/schedule"))).await;
+    browser.find("#preview table").await;
+    browser.fill("#attempts", "4").await;
+    browser.sees("At most 4 attempts").await;
+    browser.fill("#time", "1x").await;
+    browser.find("#preview .fault").await;
+    browser.fill("#time", "1h").await;
+    browser.sees("At most 4 attempts within 1h").await;
+    assert_eq!(told_by(&browser, "return document.querySelectorAll('#preview rect').length").await, 4);
+    browser.press("Save for this endpoint").await;
+    browser.sees("The endpoint was changed").await;
+    let policy = world.get("endpoint/shop").await["retryPolicy"].clone();
+    assert_eq!(policy, json!({"maxAttempts": 4, "giveUpAfter": "1h", "holdFor": "2d"}), "and nothing else is lost");
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_customer_stays_within_his_application() {
+    let mut world = World::start().await;
+    let other = world.client.create("/api/v1/app", &json!({"name": "Other", "uid": "other"})).await;
+    let other = other["id"].as_str().expect("an id");
+    world.receiver.always("/shop", answer(200, ""));
+    world.endpoint("/shop", json!({})).await;
+    world.send("order.paid").await;
+    let path = "/api/v1/auth/app-portal-access/acme";
+    let wanted = json!({"capabilities": ["ViewBase", "ViewEndpointSecret"]});
+    let made = world.client.create(path, &wanted).await;
+    let link = made["url"].as_str().expect("a link");
+    let here = world.server.url();
+    let (_, rest) = link.split_once("/portal").expect("it leads to the portal");
+    let browser = Browser::open().await;
+    browser.go(&format!("{}/portal{rest}", here.trim_end_matches('/'))).await;
+    browser.sees("Acme").await;
+    assert!(!told_by(&browser, "return location.href").await.as_str().expect("a place").contains("key="));
+    for path in ["/overview", "/apps", "/audit", "/api-keys", &format!("/apps/{other}"), "/apps/other/messages"] {
+        browser.go(&at(&world, path)).await;
+        let text = browser.text().await;
+        assert!(text.contains("You may not do that") || text.contains("There is no such thing"), "{path}: {text}");
+        assert!(!text.contains("Other"), "{path}");
+    }
+    browser.go(&here).await;
+    browser.press(&world.receiver.url("/shop")).await;
+    browser.press("Signing secret").await;
+    browser.sees("whsec_").await;
+    browser.close().await;
+}
+
+/// Attack strings wherever something can be stored: none of them runs.
+#[tokio::test]
+async fn what_was_stored_never_runs() {
+    let attacks = [
+        r#"<script>window.hit=1</script>"#,
+        r#"<img src=x onerror="window.hit=1">"#,
+        r#""><svg onload=window.hit=1>"#,
+        r#"'-alert(1)-'"#,
+        r#"</title></textarea></style><script>alert(1)</script>"#,
+        r#"{{constructor.constructor('window.hit=1')()}}"#,
+        r#"javascript:window.hit=1"#,
+        r#"<iframe srcdoc="<script>parent.hit=1</script>">"#,
+        r#"<a href="javascript:window.hit=1" autofocus onfocus=window.hit=1>x</a>"#,
+        "\u{202e}<details open ontoggle=window.hit=1>",
+    ];
+    let all = attacks.join(" ");
+    let mut world = World::start().await;
+    let body = json!({"name": all, "uid": "acme"});
+    world.client.send(Method::PUT, "/api/v1/app/acme", &[], &body.to_string()).await.expect("an answer");
+    world.receiver.always("/shop", answer(400, &all));
+    world.endpoint("/shop", json!({"description": all, "metadata": {"note": all}})).await;
+    let type_body = json!({"name": "attack.made", "description": all, "schemas": {"1": {"title": all}}});
+    world.client.create("/api/v1/event-type", &type_body).await;
+    world.client.create("/api/v1/api-key", &json!({"name": all, "scopes": ["read"]})).await;
+    let message = world.send_with("attack.made", json!({"payload": {"text": all, all.as_str(): 1}})).await;
+    assert_eq!(world.end(&message, "shop").await.0, "fail");
+    let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+    let endpoint = world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+
+    let browser = signed_in(&world).await;
+    let of_app = ["", "/messages", "/dead-letters", "/dead-letters/replay", "/new-endpoint", "/live"];
+    let of_endpoint = ["", "/edit", "/schedule", "/secret", "/delete"];
+    let pages = of_app.iter().map(|rest| format!("/apps/{app}{rest}"));
+    let pages = pages.chain(of_endpoint.iter().map(|rest| format!("/apps/{app}/endpoints/{endpoint}{rest}")));
+    let pages = pages.chain([format!("/apps/{app}/messages/{message}")]);
+    let pages = pages.chain(["/overview", "/apps", "/event-types", "/api-keys", "/audit", "/tasks"].map(str::to_owned));
+    let encoded: String = url::form_urlencoded::byte_serialize(all.as_bytes()).collect();
+    let pages = pages.chain([
+        format!("/apps/{app}/messages?type={encoded}&tag={encoded}"),
+        format!("/apps/{app}/dead-letters?type={encoded}"),
+        format!("/audit?actor={encoded}&operation={encoded}"),
+        format!("/schedule?edited=yes&delays={encoded}&jitter={encoded}"),
+        format!("/apps/{app}?done={encoded}"),
+        format!("/apps/{encoded}"),
+        format!("/sign-in?fault={encoded}"),
+    ]);
+    for path in pages {
+        browser.go(&at(&world, &path)).await;
+        // Links and summaries too: what a person would do.
+        told_by(&browser, "document.querySelectorAll('details').forEach((one) => { one.open = true; })").await;
+        if path.ends_with("/live") {
+            world.send_with("attack.made", json!({"payload": {"text": all}})).await;
+            browser.sees("attack.made").await;
+        }
+        assert_eq!(told_by(&browser, "return window.hit ?? null").await, Value::Null, "{path}");
+        let complaints = browser.complaints().await;
+        let told: Vec<&String> = complaints.iter().filter(|line| line.contains("Content Security Policy")).collect();
+        assert!(told.is_empty(), "{path}: {told:?}");
+    }
+    browser.close().await;
+}
