@@ -158,7 +158,7 @@ impl Server {
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store), Arc::clone(&statistics)));
         beside.spawn({
             let (statistics, store) = (Arc::clone(&statistics), Arc::clone(&store));
-            async move { statistics.keep(&*store).await }
+            async move { statistics.keep(&*store, clock::now).await }
         });
         let rotation = Rotation {
             folder: settings.encryption_keys().is_none().then(|| settings.data.clone()),

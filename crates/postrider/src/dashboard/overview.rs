@@ -22,6 +22,8 @@ struct Overview {
     points: Vec<Point>,
     total: Point,
     breakers_open: u64,
+    waiting: u64,
+    dead: u64,
 }
 
 #[derive(Deserialize)]
@@ -33,7 +35,6 @@ struct Point {
     failed: u64,
     given_up: u64,
     waiting: u64,
-    dead: u64,
     attempt_ms: Option<Percentiles>,
     delivery_ms: Option<Percentiles>,
 }
@@ -93,19 +94,4 @@ fn count(count: &u64) -> String {
 
 fn lasting(millis: &f64) -> String {
     duration(*millis)
-}
-
-impl OverviewPage {
-    fn latest(&self) -> Option<&Point> {
-        // The last one may not have been written yet.
-        self.overview.points.iter().rev().take(3).find(|point| point.waiting + point.dead > 0)
-    }
-
-    fn waiting(&self) -> f64 {
-        self.latest().map_or(0.0, |point| point.waiting as f64)
-    }
-
-    fn dead(&self) -> f64 {
-        self.latest().map_or(0.0, |point| point.dead as f64)
-    }
 }

@@ -46,6 +46,10 @@ pub struct OverviewOut {
     total: OverviewPoint,
     /// Endpoints whose breaker is open now.
     breakers_open: u64,
+    /// Deliveries that wait now, those that are on their way for the first time not counted.
+    waiting: u64,
+    /// Dead letters now.
+    dead: u64,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -125,11 +129,14 @@ async fn overview(State(api): State<Arc<Api>>, environment: Environment, mut que
     let (points, whole) = points(&counted, since, now, period.step());
     let healths = store.healths(Shards::ALL).await?;
     let open = healths.iter().filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. })).count();
+    let counts = store.counts(Shards::ALL).await?;
     let out = OverviewOut {
         step: period.step().as_secs(),
         points: points.iter().map(OverviewPoint::of).collect(),
         total: OverviewPoint::of(&whole),
         breakers_open: open as u64,
+        waiting: counts.waiting,
+        dead: counts.dead,
     };
     Ok(json(StatusCode::OK, &out))
 }

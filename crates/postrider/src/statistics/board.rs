@@ -5,6 +5,9 @@ use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use postrider_store::{Counts, Tally, TallyCode, TallyOf, TallySpan};
 use std::collections::HashMap;
 
+/// Subjects whose rows are written each time.
+const FEW: usize = 200;
+
 pub struct Board {
     minute: Timestamp,
     of_all: [u32; OF_ALL],
@@ -28,6 +31,11 @@ impl Board {
     pub fn is_over(&self, at: Timestamp) -> bool {
         let minute = TallySpan::Minute.start_of(at);
         minute > self.minute || minute.plus(TallySpan::Minute.length()) < self.minute
+    }
+
+    /// Also what belongs to single subjects: it is complete, or there is little of it.
+    pub fn is_worth_writing(&self, now: Timestamp) -> bool {
+        self.is_over(now) || self.of_subjects.len() <= FEW
     }
 
     pub fn count(&mut self, events: &[Event], whose: Option<(AppKey, EndpointKey)>) {

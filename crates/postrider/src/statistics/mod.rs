@@ -18,8 +18,8 @@ use std::{
     time::Duration,
 };
 
-/// How often what was counted of everything is written. What belongs to one application or endpoint follows when its minute is
-/// over.
+/// How often what was counted is written. Where many applications and endpoints have counts of their own, those follow when
+/// their minute is over.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
 /// Rows in one transaction, so that nobody waits long behind them.
@@ -81,10 +81,11 @@ impl Statistics {
     }
 
     /// Writes until the store is closed.
-    pub async fn keep(&self, store: &dyn Store) {
+    pub async fn keep(&self, store: &dyn Store, clock: fn() -> Timestamp) {
         loop {
             tokio::time::sleep(WRITE_EVERY).await;
-            match self.write(store, false).await {
+            let whole = self.boards().current.is_worth_writing(clock());
+            match self.write(store, whole).await {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "statistics could not be written; that is tried again"),

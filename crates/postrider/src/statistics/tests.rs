@@ -46,6 +46,17 @@ async fn what_was_counted_is_written_by_minute_and_by_hour() {
     store.close().await;
 }
 
+#[test]
+fn what_belongs_to_many_is_written_when_its_minute_is_over() {
+    let mut board = Board::at(NOON);
+    let (soon, later) = (NOON.plus(Duration::from_secs(50)), NOON.plus(Duration::from_secs(60)));
+    for number in 0..150 {
+        board.count(&[Event::GivenUp], Some((AppKey::new(number), EndpointKey::new(number))));
+        assert_eq!(board.is_worth_writing(soon), number < 100, "{number}");
+        assert!(board.is_worth_writing(later), "also if nothing happens any more");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_stands_is_told_once_a_minute_and_does_not_add_up_over_the_hour() {
     let folder = tempfile::tempdir().expect("a folder");
