@@ -2,6 +2,7 @@
 
 mod support;
 
+use http_body_util::BodyExt;
 use postrider::{
     clock,
     dispatch::{Dispatch, Means},
@@ -16,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 use support::{eventually, house::House, receiver::Receiver};
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinHandle};
+use tower::ServiceExt;
 
 /// Where the nodes of one deployment meet.
 struct Place {
@@ -148,6 +150,32 @@ async fn a_message_is_owed_to_an_endpoint_that_another_node_has_just_added() {
     for house in [one, two] {
         house.store.close().await;
     }
+}
+
+#[tokio::test]
+async fn a_tail_shows_what_another_node_sends() {
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let sender = place.node().await;
+    subscribe(&sender.house, &receiver, 1).await;
+    let looker = place.house().await;
+    let request = http::Request::get("/api/v1/app/a0/tail").header("authorization", format!("Bearer {}", looker.token));
+    let request = request.body(axum::body::Body::empty()).expect("a request");
+    let response = looker.router.clone().oneshot(request).await.expect("the router always answers");
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let mut next = async || {
+        let piece = tokio::time::timeout(support::PATIENCE, body.frame()).await.expect("in time").expect("a piece");
+        String::from_utf8(piece.expect("a piece").into_data().expect("data").to_vec()).expect("text")
+    };
+    assert!(next().await.starts_with("id: "));
+    for _ in 0..3 {
+        let message = send(&sender.house, "a0").await;
+        let told = next().await;
+        assert!(told.starts_with("event: attempt\n") && told.contains(&message), "{told}");
+    }
+    drop(body);
+    looker.store.close().await;
+    sender.stop().await;
 }
 
 #[tokio::test]

@@ -226,7 +226,9 @@ async fn a_tail_says_something_now_and_then_and_ends_with_its_token() {
     let waited = tokio::time::Instant::now();
     assert_eq!(next(&mut body).await.as_deref(), Some(": \n\n"));
     assert!(waited.elapsed().as_secs() >= 15, "no sooner than it says");
+    tokio::time::resume();
     house.post(&format!("api-key/{key}/revoke"), Value::Null).await.expect(200);
+    tokio::time::pause();
     assert_eq!(next(&mut body).await, None, "its token was revoked");
 
     let own = house.app_token(app, &Access::read_only());
@@ -234,7 +236,11 @@ async fn a_tail_says_something_now_and_then_and_ends_with_its_token() {
     assert_eq!(status, 200, "who may read may follow");
     next(&mut body).await.expect("a first word");
     house.call("DELETE", "app/shop", Value::Null).await.expect(204);
-    while next(&mut body).await.is_some() {}
+    let mut comments = 0;
+    while next(&mut body).await.is_some() {
+        comments += 1;
+        assert!(comments < 10, "its application is gone");
+    }
 }
 
 #[tokio::test]
