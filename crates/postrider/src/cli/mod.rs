@@ -22,6 +22,7 @@ mod receive;
 mod receiver;
 mod replay;
 mod schedule;
+mod script;
 mod send;
 mod serve;
 mod tasks;
@@ -37,7 +38,13 @@ use std::{ffi::OsString, future::Future, io, process::ExitCode};
     name = "postrider",
     version,
     about = "Delivers webhooks: accepted durably, signed, retried, and never lost",
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
+    after_help = "\
+Examples:
+  postrider demo
+  postrider serve --data /var/lib/postrider
+  postrider send --app shop --event-type order.paid '{\"order\": 42}'
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -82,7 +89,7 @@ enum Command {
     Outbox(outbox::Args),
     /// Show when each attempt of a preset, of rules or to an endpoint would run
     Schedule(schedule::Args),
-    /// Run a test receiver that verifies and shows what arrives
+    /// Run a test receiver that verifies and shows what arrives, and fails on purpose
     Receive(receive::Args),
 }
 
