@@ -11,6 +11,7 @@ mod dead_letters;
 mod demo;
 mod doctor;
 mod endpoints;
+mod events;
 mod flags;
 mod keys;
 mod messages;
@@ -25,6 +26,7 @@ mod schedule;
 mod script;
 mod send;
 mod serve;
+mod tail;
 mod tasks;
 mod token;
 
@@ -43,6 +45,7 @@ Examples:
   postrider demo
   postrider serve --data /var/lib/postrider
   postrider send --app shop --event-type order.paid '{\"order\": 42}'
+  postrider tail --app shop
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
 )]
@@ -75,6 +78,8 @@ enum Command {
     Audit(audit::Args),
     /// Send a message through a running server
     Send(send::Args),
+    /// Follow the attempts of applications as they are made
+    Tail(tail::Args),
     /// Look at messages, why they wait, and call them back
     Messages(messages::Args),
     /// Add, list, look at, pause and resume endpoints
@@ -118,6 +123,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::ApiKeys(args) => on_runtime(api_keys::run(args)),
         Command::Audit(args) => on_runtime(audit::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
+        Command::Tail(args) => on_runtime(tail::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
