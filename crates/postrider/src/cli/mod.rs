@@ -10,6 +10,7 @@ mod client;
 mod dead_letters;
 mod demo;
 mod doctor;
+mod drill;
 mod endpoints;
 mod events;
 mod flags;
@@ -96,6 +97,8 @@ enum Command {
     Schedule(schedule::Args),
     /// Run a test receiver that verifies and shows what arrives, and fails on purpose
     Receive(receive::Args),
+    /// Play failures through a running deployment, and compare what happens with what should
+    Drill(drill::Args),
 }
 
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -132,6 +135,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Outbox(args) => on_runtime(outbox::run(args)),
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
+        Command::Drill(args) => on_runtime(drill::run(args)),
     };
     done.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
 }
