@@ -169,7 +169,7 @@ impl Lane<'_> {
         Ok(made["id"].as_str().context("the answer has no message id")?.to_owned())
     }
 
-    pub fn from_now_on(&self, then: Act) {
+    pub fn change_to(&self, then: Act) {
         if let Some(door) = self.stage.doors.open().get_mut(&format!("/{}", self.name)) {
             door.first.clear();
             door.then = then;
