@@ -7,6 +7,7 @@ mod api_keys;
 mod audit;
 mod backup;
 mod client;
+mod completion;
 mod dead_letters;
 mod demo;
 mod doctor;
@@ -15,6 +16,7 @@ mod endpoints;
 mod events;
 mod flags;
 mod keys;
+mod man;
 mod messages;
 mod migrate;
 mod moving;
@@ -99,6 +101,10 @@ enum Command {
     Receive(receive::Args),
     /// Play failures through a running deployment, and compare what happens with what should
     Drill(drill::Args),
+    /// Print what a shell needs to complete these commands
+    Completion(completion::Args),
+    /// Print the manual, or write its pages
+    Man(man::Args),
 }
 
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -136,6 +142,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
         Command::Drill(args) => on_runtime(drill::run(args)),
+        Command::Completion(args) => completion::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     done.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
 }
@@ -172,5 +180,34 @@ mod tests {
     #[test]
     fn the_commands_are_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    /// All commands that do something themselves, by what one types for them.
+    fn leaves(command: &clap::Command, typed: &str, found: &mut Vec<(String, clap::Command)>) {
+        let typed = format!("{typed}{}", command.get_name());
+        let mut below = command.get_subcommands().filter(|command| command.get_name() != "help").peekable();
+        if below.peek().is_none() {
+            found.push((typed, command.clone()));
+            return;
+        }
+        below.for_each(|command| leaves(command, &format!("{typed} "), found));
+    }
+
+    #[test]
+    fn every_command_shows_an_example_of_itself_and_what_prints_results_can_print_json() {
+        let mut found = Vec::new();
+        leaves(&Cli::command(), "", &mut found);
+        assert!(found.len() > 40, "{}", found.len());
+        for (typed, command) in found {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example") && help.contains(&typed), "{typed} has no example: {help}");
+            // These run until they are ended, or print what is not for reading.
+            let prints_no_results = matches!(
+                typed.as_str(),
+                "postrider serve" | "postrider demo" | "postrider completion" | "postrider man"
+            );
+            let has_json = command.get_arguments().any(|argument| argument.get_long() == Some("json"));
+            assert_eq!(has_json, !prints_no_results, "{typed}");
+        }
     }
 }
