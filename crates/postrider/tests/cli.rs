@@ -15,12 +15,13 @@ use postrider_signature::{Secret, SigningKey, sign};
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::mpsc,
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 use support::{
     api, eventually,
@@ -52,6 +53,7 @@ fn ended(output: &Output) -> (Option<i32>, String, String) {
 fn wrong_usage_ends_with_2_and_says_why() {
     let folder = folder();
     fs::write(folder.path().join("typo.toml"), "data = \"x\"\nlistne = \"127.0.0.1:1\"\n").expect("written");
+    fs::write(folder.path().join("faults.toml"), "[[rule]]\nstatsu = 503\n").expect("written");
     for (arguments, expected) in [
         (&[][..], "Usage: postrider"),
         (&["fly"], "unrecognized subcommand"),
@@ -107,6 +109,15 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["api-keys", "create", "--name", "k", "--scope", "fly"], "ingest, read, manage, replay or admin"),
         (&["receive", "--secret", "short"], "--secret"),
         (&["receive", "--status", "99"], "99"),
+        (&["receive", "--share", "2"], "above 0 and at most 1"),
+        (&["receive", "--hang", "--status", "500"], "cannot be used with"),
+        (&["receive", "--script", "typo.toml"], "typo.toml: unknown key `data`; did you mean `"),
+        (&["receive", "--script", "faults.toml"], "faults.toml: rule 1: unknown key `statsu`; did you mean `status`?"),
+        (&["drill", "--story", "braker"], "there is no story `braker`; did you mean `breaker`?"),
+        (&["drill"], "postrider token"),
+        (&["tail"], "postrider token"),
+        (&["tail", "--endpoint", "e"], "--app"),
+        (&["completion", "tcsh"], "fish"),
     ] {
         let (code, stdout, stderr) = ended(&run(folder.path(), arguments));
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
@@ -171,6 +182,8 @@ fn what_talks_to_a_server_can_print_json() {
         "api-keys revoke",
         "api-keys rotate",
         "audit",
+        "tail",
+        "drill",
     ] {
         let arguments: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let (code, stdout, _) = ended(&run(folder().path(), &arguments));
@@ -412,7 +425,7 @@ fn an_endpoint_is_added_and_shown() {
     let (code, stdout, stderr) = ended(&run(folder().path(), &list));
     assert_eq!(
         (code, stdout.as_str()),
-        (Some(0), "ep_1  enabled   http://a/\nep_2  disabled  http://b/\n"),
+        (Some(0), "ENDPOINT  STATE     URL\nep_1      enabled   http://a/\nep_2      disabled  http://b/\n"),
         "{stderr}"
     );
     let asked = asked.join().expect("all were asked");
@@ -500,8 +513,121 @@ fn the_receiver_ends_quietly_when_nobody_reads_it_any_more() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut receiver = Receiver::start(folder.path(), &["--quiet"], writer.into());
     drop(reader);
-    receiver.post("", "{}");
-    assert_eq!(receiver.child.wait().expect("ended").code(), Some(0));
+    // A process that another test starts at this moment may hold the other end of the pipe, for as long as that takes.
+    let ended = loop {
+        if let Some(ended) = receiver.child.try_wait().expect("a child of ours") {
+            break ended;
+        }
+        let _ = receiver.try_post("/in");
+    };
+    assert_eq!(ended.code(), Some(0));
+}
+
+impl Receiver {
+    /// What comes back until the connection ends, however it ends; `WouldBlock` if it has not after a while.
+    fn try_post(&self, path: &str) -> (String, Result<(), ErrorKind>) {
+        let begun = Instant::now();
+        let mut answer = Vec::new();
+        let ended = TcpStream::connect(&self.address).and_then(|mut stream| {
+            stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+            let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n");
+            stream.write_all(format!("{head}{{}}").as_bytes())?;
+            let mut piece = [0; 1024];
+            loop {
+                match stream.read(&mut piece)? {
+                    0 => return Ok(()),
+                    count => answer.extend(&piece[..count]),
+                }
+                if begun.elapsed() > Duration::from_secs(2) {
+                    return Err(ErrorKind::WouldBlock.into());
+                }
+            }
+        });
+        (String::from_utf8_lossy(&answer).into_owned(), ended.map_err(|error| error.kind()))
+    }
+}
+
+#[test]
+fn the_receiver_fails_by_its_script() {
+    use ErrorKind::{ConnectionReset, WouldBlock};
+    let folder = folder();
+    let script = r#"
+        [[rule]]
+        path = "/hang"
+        do = "hang"
+        [[rule]]
+        path = "/reset"
+        do = "reset"
+        [[rule]]
+        path = "/drip"
+        do = "drip"
+        every = "100ms"
+        [[rule]]
+        path = "/seconds"
+        count = 1
+        status = 429
+        retry_after = "5s"
+        body = "later"
+        [[rule]]
+        path = "/date"
+        status = 503
+        retry_after = "5s"
+        retry_after_form = "date"
+        [[rule]]
+        path = "/over"
+        until = "1ms"
+        status = 500
+    "#;
+    fs::write(folder.path().join("faults.toml"), script).expect("written");
+    let mut receiver = Receiver::start(folder.path(), &["--script", "faults.toml", "--json"], Stdio::piped());
+    assert_eq!(receiver.try_post("/hang"), (String::new(), Err(WouldBlock)), "no answer");
+    assert_eq!(receiver.try_post("/reset"), (String::new(), Err(ConnectionReset)), "broken off");
+    let (dripped, ended) = receiver.try_post("/drip");
+    assert!(dripped.starts_with("HTTP/1.1 200 ") && ended == Err(WouldBlock), "{dripped}");
+    assert!(dripped.matches("\r\n.\r\n").count() >= 3, "byte by byte: {dripped}");
+    let (first, ended) = receiver.try_post("/seconds");
+    assert!(first.starts_with("HTTP/1.1 429 ") && first.contains("retry-after: 5\r\n"), "{first}");
+    assert!(first.ends_with("\r\n\r\nlater") && ended.is_ok(), "{first}");
+    assert!(receiver.try_post("/seconds").0.starts_with("HTTP/1.1 204 "), "only the first one");
+    let (dated, _) = receiver.try_post("/date");
+    assert!(dated.starts_with("HTTP/1.1 503 ") && dated.contains(" GMT\r\n"), "{dated}");
+    assert!(receiver.try_post("/over").0.starts_with("HTTP/1.1 204 "), "its time is over");
+    receiver.child.kill().expect("killed");
+    let mut shown = String::new();
+    receiver.child.stdout.take().expect("piped").read_to_string(&mut shown).expect("text");
+    let done: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let told: Vec<_> =
+        done.iter().map(|told| (told["do"].as_str().expect("a word"), told["status"].as_u64())).collect();
+    let expected = [
+        ("hang", None),
+        ("reset", None),
+        ("drip", Some(200)),
+        ("answer", Some(429)),
+        ("answer", Some(204)),
+        ("answer", Some(503)),
+        ("answer", Some(204)),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(done[0]["body"], json!({}));
+}
+
+#[test]
+fn shells_and_manuals_get_what_they_need() {
+    let folder = folder();
+    for (shell, expected) in [("bash", "complete -F"), ("zsh", "#compdef postrider"), ("fish", "complete -c postrider")]
+    {
+        let (code, stdout, stderr) = ended(&run(folder.path(), &["completion", shell]));
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{shell}");
+        assert!(stdout.contains(expected) && stdout.contains("dead-letters"), "{shell}");
+    }
+    let (code, page, _) = ended(&run(folder.path(), &["man"]));
+    assert_eq!(code, Some(0));
+    assert!(page.contains(".TH postrider 1") && page.contains("dead\\-letters"), "{page}");
+    let (code, stdout, _) = ended(&run(folder.path(), &["man", "--out", "pages"]));
+    assert_eq!((code, stdout.as_str()), (Some(0), ""));
+    for page in ["postrider.1", "postrider-send.1", "postrider-endpoints-add.1"] {
+        assert!(folder.path().join("pages").join(page).is_file(), "{page}");
+    }
 }
 
 #[test]
@@ -571,6 +697,10 @@ impl World {
         lines.into_iter().next().expect("one line")
     }
 
+    async fn api_list(&self, path: &str) -> Vec<Value> {
+        api::Client::new(self.server.address(), self.server.token()).list(path).await.expect("a list")
+    }
+
     async fn wait_for_dead_letters(&self, count: u64) {
         let count = count.to_string();
         eventually("the dead letters", async || {
@@ -578,6 +708,104 @@ impl World {
         })
         .await;
     }
+}
+
+/// Ends with the test, however that ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// It is asked to stop, as Ctrl-C would.
+fn interrupt(child: &Child) {
+    let done = Command::new("sh").args(["-c", "kill -INT \"$1\"", "sh", &child.id().to_string()]).status();
+    assert!(done.expect("a shell").success());
+}
+
+#[tokio::test]
+async fn a_tail_shows_attempts_as_they_are_made_and_comes_back_after_a_restart() {
+    let mut world = World::start().await;
+    let endpoint = world.endpoint("billing").await;
+    let follow = |world: &World, flags: &[&str]| {
+        let mut command = postrider(world.folder.path(), &[&["tail"][..], flags].concat());
+        command.env("POSTRIDER_URL", world.server.url()).env("POSTRIDER_TOKEN", world.server.token());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut told = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let begun = told.next().expect("a word").expect("text");
+        assert!(begun.starts_with("Following "), "{begun}");
+        // Whoever speaks to a closed pipe would be disturbed.
+        thread::spawn(move || told.for_each(drop));
+        (Running(child), lines)
+    };
+    let (mut child, mut lines) = follow(&world, &["--app", "shop", "--json"]);
+    let mut next = || -> Value { serde_json::from_str(&lines.next().expect("a line").expect("text")).expect("JSON") };
+    let sent = world.message(json!({"eventType": "order.paid", "payload": {"n": 0}})).await;
+    let first = next();
+    assert_eq!((&first["msgId"], &first["endpointId"]), (&json!(sent), &json!(endpoint)));
+    assert_eq!((&first["msg"]["eventType"], &first["responseStatusCode"]), (&json!("order.paid"), &json!(204)));
+    assert!(world.server.stop().success());
+    world.server.start_again();
+    world.api = api::Client::new(world.server.address(), world.server.token());
+    let sent = world.message(json!({"eventType": "order.paid", "payload": {"n": 1}})).await;
+    assert_eq!(next()["msgId"], json!(sent), "it came back, and missed nothing");
+    interrupt(&child.0);
+    assert_eq!(child.0.wait().expect("ended").code(), Some(0), "Ctrl-C is no failure");
+
+    let (mut child, mut lines) = follow(&world, &["--failed", "--limit", "1"]);
+    world.subscriber.always("/billing", Answer::Status(400));
+    world.message(json!({"eventType": "order.refunded", "payload": {"n": 2}})).await;
+    let line = lines.next().expect("a line").expect("text");
+    assert!(
+        line.contains("order.refunded") && line.contains(" 400 ") && line.contains("given up (permanent)"),
+        "{line}"
+    );
+    assert!(!line.contains('\x1b'), "no colours where there is no terminal: {line}");
+    assert_eq!(child.0.wait().expect("ended").code(), Some(0));
+    let (code, _, stderr) = world.run(&["tail", "--app", "nobody"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("nobody") && stderr.contains("404"), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_drill_says_what_was_seen_and_leaves_nothing_behind() {
+    let world = World::start().await;
+    let names = ["healthy", "exhausted", "refused", "gone", "hang", "reset", "drip", "replay", "repeated"];
+    let chosen: Vec<&str> = names.iter().flat_map(|name| ["--story", name]).collect();
+    let played = world.lines(&[&["drill"][..], &chosen].concat());
+    assert_eq!(played.len(), names.len());
+    for story in &played {
+        assert!(names.contains(&story["story"].as_str().expect("a name")), "{story}");
+        assert!(story["ok"] == true && story["checks"].as_array().expect("a list").len() > 2, "{story}");
+    }
+    let told = world.done(&["drill", "--story", "healthy"]);
+    assert!(told.starts_with("healthy  ok  ") && told.ends_with("1 of 1 stories went as they should.\n"), "{told}");
+    let apps = world.api_list("/api/v1/app").await;
+    assert_eq!(apps.len(), 1, "only the shop is left: {apps:?}");
+    let listed = world.lines(&["drill", "--list"]);
+    assert!(listed.len() > 10 && listed.iter().all(|story| story["about"].is_string()), "{listed:?}");
+}
+
+#[tokio::test]
+async fn a_drill_says_what_to_allow_and_what_differs() {
+    let mut world = World::start().await;
+    // Addresses that this server does not deliver to.
+    let elsewhere = ["drill", "--story", "healthy", "--receiver-url", "http://10.0.0.1:9000"];
+    let (code, stdout, stderr) = world.run(&elsewhere);
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(stdout.contains("DIFFERS") && stdout.contains("--allow-subnet"), "{stdout}");
+    assert!(stderr.contains("one story did not go as it should"), "{stderr}");
+
+    // Someone else answers in the place of the drill's receiver, so that it sees nothing.
+    let stranger = world.subscriber.url("");
+    let (code, stdout, _) = world.run(&["drill", "--story", "healthy", "--receiver-url", &stranger]);
+    assert_eq!(code, Some(1), "{stdout}");
+    assert!(stdout.contains("requests") && stdout.contains("0, and should be 1"), "{stdout}");
+    assert_eq!(world.api.list::<Value>("/api/v1/app").await.expect("a list").len(), 1, "nothing is left behind");
 }
 
 fn text(value: &Value) -> String {

@@ -2,6 +2,7 @@
 
 mod support;
 
+use http_body_util::BodyExt;
 use postrider::{
     clock,
     dispatch::{Dispatch, Means},
@@ -16,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 use support::{eventually, house::House, receiver::Receiver};
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinHandle};
+use tower::ServiceExt;
 
 /// Where the nodes of one deployment meet.
 struct Place {
@@ -148,6 +150,37 @@ async fn a_message_is_owed_to_an_endpoint_that_another_node_has_just_added() {
     for house in [one, two] {
         house.store.close().await;
     }
+}
+
+/// Whichever of them owns the lane: the other one shows what it has not sent.
+#[tokio::test]
+async fn a_tail_shows_what_another_node_sends() {
+    let (place, receiver) = (Place::new().await, Receiver::start());
+    let (one, two) = (place.node().await, place.node().await);
+    subscribe(&one.house, &receiver, 1).await;
+    let mut tails = Vec::new();
+    for node in [&one, &two] {
+        let token = format!("Bearer {}", node.house.token);
+        let request = http::Request::get("/api/v1/app/a0/tail").header("authorization", token);
+        let request = request.body(axum::body::Body::empty()).expect("a request");
+        let response = node.house.router.clone().oneshot(request).await.expect("the router always answers");
+        assert_eq!(response.status(), 200);
+        tails.push(response.into_body());
+    }
+    let mut sent = vec!["id: ".to_owned()];
+    for _ in 0..3 {
+        sent.push(send(&one.house, "a0").await);
+    }
+    for tail in &mut tails {
+        for expected in &sent {
+            let piece = tokio::time::timeout(support::PATIENCE, tail.frame()).await.expect("in time").expect("a piece");
+            let told = piece.expect("a piece").into_data().expect("data");
+            assert!(String::from_utf8_lossy(&told).contains(expected), "{told:?} instead of {expected}");
+        }
+    }
+    drop(tails);
+    one.stop().await;
+    two.stop().await;
 }
 
 #[tokio::test]

@@ -28,12 +28,16 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Make a key and print it
+    #[command(after_help = "Example:\n  postrider api-keys create --name billing --scope ingest")]
     Create(Create),
     /// List the keys, newest first
+    #[command(after_help = "Example:\n  postrider api-keys list")]
     List(List),
     /// End a key for good
+    #[command(after_help = "Example:\n  postrider api-keys revoke key_...")]
     Revoke(One),
     /// Make a key in the place of another, which works on for a while, and print it
+    #[command(after_help = "Example:\n  postrider api-keys rotate key_... --overlap 2h")]
     Rotate(Rotate),
 }
 

@@ -1,10 +1,11 @@
 //! `postrider backup`: a copy of the database in a folder, while the server runs on it.
 
-use super::{Usage, print, receive::stop_signal, serve::PlaceFlags};
+use super::{Usage, client::OutputFlags, print, receive::stop_signal, serve::PlaceFlags};
 use crate::keyring::Keyring;
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 use postrider_store::sqlite::{Backup, BackupError, Contents, verify};
+use serde_json::json;
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -30,6 +31,8 @@ pub struct Args {
     /// Copy keys.toml as well, to FILE with .keys.toml at its end
     #[arg(long)]
     with_keys: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -54,10 +57,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         write_keys(&keys, path)?;
     }
     let Contents { messages, waiting } = contents;
-    print::say(&format!(
+    let to = args.to.display().to_string();
+    let shown = json!({ "file": to, "messages": messages, "waiting": waiting, "withKeys": keys_to.is_some() });
+    let words = format!(
         "{}: {messages} messages, {waiting} deliveries that wait; read again and found sound",
-        print::escaped_word(&args.to.display().to_string(), PATH_MAX)
-    ))?;
+        print::escaped_word(&to, PATH_MAX)
+    );
+    print::result(args.output.form(), &shown, &words)?;
     match keys_to {
         Some(path) => {
             print::tell(&format!("{} has the keys. Whoever has both files can read everything.", path.display()));

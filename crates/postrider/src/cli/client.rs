@@ -2,12 +2,13 @@
 //!
 //! Not the transport, which guards against what strangers make us call; here a person names the server.
 
-use super::{Usage, print::Form};
+use super::{Usage, events::Events, print::Form};
 use crate::{config::Hidden, deployment::read_ca};
 use anyhow::Context;
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls::{
     ClientConfig, RootCertStore,
@@ -247,7 +248,31 @@ impl Client {
         Err(refusal(status, &answer).into())
     }
 
+    /// Opens a stream of events that goes on until someone ends it. `last`: the id of the last one that was seen.
+    pub async fn follow(&self, path: &[&str], query: &Query, last: Option<&str>) -> anyhow::Result<Events> {
+        let url = self.url(path, query)?;
+        let mut request = self.request(Method::GET, &url, Bytes::new())?;
+        if let Some(last) = last {
+            let last = HeaderValue::from_str(last).context("the server sent an id that cannot be sent back")?;
+            request.headers_mut().insert("last-event-id", last);
+        }
+        let opening = timeout(CALL_TIME_MAX, self.exchange(&url, request));
+        let response = opening.await.context("the server took too long")??;
+        if response.status() != StatusCode::OK {
+            let (status, answer) =
+                timeout(CALL_TIME_MAX, whole(response)).await.context("the server took too long")??;
+            return Err(refusal(status, &answer).into());
+        }
+        Ok(Events::of(response.into_body()))
+    }
+
     async fn ask(&self, method: Method, url: &Url, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
+        let request = self.request(method, url, body)?;
+        let asked = async { whole(self.exchange(url, request).await?).await };
+        timeout(CALL_TIME_MAX, asked).await.context("the server took too long")?
+    }
+
+    fn request(&self, method: Method, url: &Url, body: Bytes) -> anyhow::Result<Request<Full<Bytes>>> {
         let request = Request::builder()
             .method(method)
             .uri(&url[url::Position::BeforePath..url::Position::AfterQuery])
@@ -255,9 +280,12 @@ impl Client {
             .header(header::AUTHORIZATION, format!("Bearer {}", self.token.reveal()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::USER_AGENT, concat!("postrider-cli/", env!("CARGO_PKG_VERSION")))
-            .body(Full::new(body))
-            .map_err(|_| Usage("the token or the URL holds characters that cannot be sent".to_owned()))?;
-        timeout(CALL_TIME_MAX, self.exchange(url, request)).await.context("the server took too long")?
+            .body(Full::new(body));
+        Ok(request.map_err(|_| Usage("the token or the URL holds characters that cannot be sent".to_owned()))?)
+    }
+
+    pub async fn delete(&self, path: &[&str]) -> anyhow::Result<Answer> {
+        self.call(Method::DELETE, path, &[], Bytes::new()).await
     }
 
     fn url(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Url> {
@@ -278,7 +306,8 @@ impl Client {
         Ok(url)
     }
 
-    async fn exchange(&self, url: &Url, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+    /// Sends a request, and hands the answer back once its head is there.
+    async fn exchange(&self, url: &Url, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
         let host = url.host_str().expect("checked when the client was made");
         let port = url.port_or_known_default().expect("http and https have ports");
         // In brackets, as URLs have it, an IPv6 address is not understood.
@@ -292,9 +321,9 @@ impl Client {
                 .connect(name, stream)
                 .await
                 .context("the TLS handshake with the server failed")?;
-            round_trip(stream, request).await
+            begin(stream, request).await
         } else {
-            round_trip(stream, request).await
+            begin(stream, request).await
         }
     }
 }
@@ -371,14 +400,17 @@ fn named_in<'a>(path: &[&'a str]) -> Vec<(&'static str, &'a str)> {
     }
 }
 
-async fn round_trip(
+async fn begin(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
-) -> anyhow::Result<(StatusCode, Bytes)> {
+) -> anyhow::Result<Response<Incoming>> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.context("connecting to the server")?;
     tokio::spawn(connection);
-    let response = sender.send_request(request).await.context("the connection to the server broke")?;
+    sender.send_request(request).await.context("the connection to the server broke")
+}
+
+async fn whole(response: Response<Incoming>) -> anyhow::Result<(StatusCode, Bytes)> {
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!(error)).context("reading the server's answer")?.to_bytes();

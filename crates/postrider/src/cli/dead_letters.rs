@@ -22,8 +22,10 @@ enum Command {
     /// List dead letters, the newest message first
     List(List),
     /// Count dead letters
+    #[command(after_help = "Example:\n  postrider dead-letters count --app shop --since 1d")]
     Count(Count),
     /// Show a dead letter: the reason, every attempt, the payload
+    #[command(after_help = "Example:\n  postrider dead-letters show --app shop msg_... --endpoint billing")]
     Show(Show),
 }
 

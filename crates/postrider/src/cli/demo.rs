@@ -6,7 +6,7 @@ use super::{
     client::Client,
     print,
     receive::stop_signal,
-    receiver::{self, Arrival, Reply, Respond, Signature},
+    receiver::{self, Answer, Arrival, Reply, Respond, Signature},
 };
 use crate::{
     clock,
@@ -34,6 +34,10 @@ use tokio::{net::TcpListener, time::sleep};
 use url::Url;
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  postrider demo
+  postrider demo --rate 50")]
 pub struct Args {
     /// Messages a second
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -93,6 +97,7 @@ Talk to it from another terminal:
 
   export POSTRIDER_URL={server}
   export POSTRIDER_TOKEN={token}
+  postrider tail --app {APP}
   postrider endpoints health --app {APP}
   postrider messages list --app {APP} --limit 10
   postrider dead-letters list --app {APP}
@@ -178,10 +183,10 @@ impl Respond for Misbehave {
             Signature::Good => misbehave(&arrival.path, nth),
             Signature::Bad(_) | Signature::Unverified => {
                 self.tally.forged.fetch_add(1, Relaxed);
-                Reply { status: StatusCode::UNAUTHORIZED, delay: Duration::ZERO }
+                Reply::status(StatusCode::UNAUTHORIZED)
             }
         };
-        let count = if reply.status.is_success() { &self.tally.delivered } else { &self.tally.failed };
+        let count = if is_success(&reply) { &self.tally.delivered } else { &self.tally.failed };
         count.fetch_add(1, Relaxed);
         Ok(reply)
     }
@@ -194,7 +199,11 @@ fn misbehave(path: &str, nth: u64) -> Reply {
         "/broken" => (StatusCode::SERVICE_UNAVAILABLE, 0),
         _ => (StatusCode::OK, 0),
     };
-    Reply { status, delay: Duration::from_millis(delay_ms) }
+    Reply::status(status).after(Duration::from_millis(delay_ms))
+}
+
+fn is_success(reply: &Reply) -> bool {
+    matches!(reply.answer, Answer::Whole { status, .. } if status.is_success())
 }
 
 fn random_secret() -> anyhow::Result<Secret> {
@@ -217,7 +226,7 @@ mod tests {
             [("/steady", 0, false), ("/flaky", 10, false), ("/slow", 0, true), ("/broken", 30, false)]
         {
             let replies: Vec<_> = (0..30).map(|nth| misbehave(path, nth)).collect();
-            assert_eq!(replies.iter().filter(|reply| !reply.status.is_success()).count(), failures, "{path}");
+            assert_eq!(replies.iter().filter(|reply| !is_success(reply)).count(), failures, "{path}");
             assert_eq!(replies.iter().all(|reply| reply.delay >= Duration::from_millis(800)), slow, "{path}");
         }
     }

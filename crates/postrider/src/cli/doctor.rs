@@ -27,7 +27,12 @@ use std::{path::Path, process::Command, time::Duration};
 use url::Url;
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 no problem was found (there may be warnings), 1 there is one, 2 wrong usage")]
+#[command(after_help = "\
+Examples:
+  postrider doctor --data /var/lib/postrider
+  postrider doctor --url http://127.0.0.1:8071 --token \"$POSTRIDER_TOKEN\" --json
+
+Exit codes: 0 no problem was found (there may be warnings), 1 there is one, 2 wrong usage")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,
@@ -84,7 +89,10 @@ impl Report {
         };
         self.problems += usize::from(verdict == Verdict::Problem);
         print::say(&match self.form {
-            Form::Text => format!("{verdict_word:8} {what:14} {}", print::escaped_word(&words, WORDS_MAX)),
+            Form::Text => {
+                let verdict = print::state(verdict_word, 8);
+                format!("{verdict} {what:14} {}", print::escaped_word(&words, WORDS_MAX))
+            }
             Form::Json => {
                 print::json_line(&json!({ "check": what, "verdict": verdict_word, "words": words }).to_string())
             }

@@ -10,6 +10,7 @@ use super::{
 use crate::http::time::Time;
 use anyhow::{Context, anyhow};
 use http::StatusCode;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
@@ -25,12 +26,18 @@ enum Command {
     /// Add an endpoint; prints its id and its secret
     Add(Add),
     /// List an application's endpoints
+    #[command(after_help = "Example:\n  postrider endpoints list --app shop")]
     List(AppFlags),
     /// Print an endpoint's secret
+    #[command(after_help = "Example:\n  postrider endpoints secret --app shop billing")]
     Secret(One),
     /// Show how an endpoint fares, or all of them
+    #[command(
+        after_help = "Examples:\n  postrider endpoints health --app shop\n  postrider endpoints health --app shop billing --json"
+    )]
     Health(Health),
     /// Hold an endpoint back; its messages wait
+    #[command(after_help = "Example:\n  postrider endpoints pause --app shop billing")]
     Pause(One),
     /// Let an endpoint go on, and choose what becomes of what has been waiting
     Resume(Resume),
@@ -176,15 +183,15 @@ async fn list(args: AppFlags) -> anyhow::Result<()> {
     let found = InApp::new(&args)?.list(&["endpoint"], &Vec::new(), usize::MAX).await?;
     match args.output.form() {
         Form::Json => print::raw_rows(&found.rows)?,
-        Form::Text => found.values()?.iter().try_for_each(|endpoint| print::say(&row(endpoint)))?,
+        Form::Text => print::rows(&HEAD, found.values()?.iter().map(row).collect(), "no endpoints")?,
     }
     Ok(())
 }
 
-fn row(endpoint: &Value) -> String {
+fn row(endpoint: &Value) -> Vec<String> {
     let text = |name: &str| print::escaped_word(endpoint[name].as_str().unwrap_or_default(), 500);
     let state = if endpoint["disabled"] == Value::Bool(true) { "disabled" } else { "enabled" };
-    format!("{}  {state:8}  {}", text("id"), text("url"))
+    vec![text("id"), state.to_owned(), text("url")]
 }
 
 async fn secret(client: &Client, app: &str, endpoint: &str) -> anyhow::Result<String> {
@@ -196,9 +203,15 @@ async fn health_of_all(flags: AppFlags) -> anyhow::Result<()> {
     let app = InApp::new(&flags)?;
     let endpoints = app.list(&["endpoint"], &Vec::new(), usize::MAX).await?.values()?;
     let mut rows = Vec::new();
+    // Where standard error is no terminal, a bar draws nothing by itself.
+    let bar = match flags.output.form() {
+        Form::Text => ProgressBar::new(endpoints.len() as u64),
+        Form::Json => ProgressBar::hidden(),
+    };
     for endpoint in &endpoints {
         let id = endpoint["id"].as_str().context("the answer has no endpoint id")?;
         let answer = app.get(&["endpoint", id, "health"], &Vec::new()).await?;
+        bar.inc(1);
         match flags.output.form() {
             Form::Json => {
                 let mut health = answer.value()?;
@@ -208,6 +221,7 @@ async fn health_of_all(flags: AppFlags) -> anyhow::Result<()> {
             Form::Text => rows.push(health_row(endpoint, &answer.value()?)),
         }
     }
+    bar.finish_and_clear();
     match flags.output.form() {
         Form::Json => {}
         Form::Text => print::rows(&HEALTH_HEAD, rows, "no endpoints")?,
@@ -326,6 +340,7 @@ fn may_go_on(deliver: Deliver) -> anyhow::Result<()> {
     }
 }
 
+const HEAD: [&str; 3] = ["ENDPOINT", "STATE", "URL"];
 const HEALTH_HEAD: [&str; 6] = ["ENDPOINT", "STATE", "BREAKER", "FAILING SINCE", "WAITING", "URL"];
 
 #[cfg(test)]

@@ -1,6 +1,11 @@
 //! `postrider keys`: changes the key that seals endpoints' secrets and headers.
 
-use super::{Usage, print, serve::PlaceFlags};
+use super::{
+    Usage,
+    client::OutputFlags,
+    print::{self, Form},
+    serve::PlaceFlags,
+};
 use crate::{
     config::Settings,
     deployment::{VAULT_CHECK, postgres_options},
@@ -9,6 +14,7 @@ use crate::{
 };
 use anyhow::{Context, ensure};
 use postrider_store::{postgres::Visitor, sqlite};
+use serde_json::json;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -27,24 +33,38 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Show which keys there are, by their names
-    List(PlaceFlags),
+    #[command(after_help = "Example:\n  postrider keys list --data /var/lib/postrider")]
+    List(Flags),
     /// Make a new key and use it from now on
-    Rotate(PlaceFlags),
+    #[command(after_help = "Example:\n  postrider keys rotate --data /var/lib/postrider")]
+    Rotate(Flags),
     /// Make a new key that is not used yet
-    Stage(PlaceFlags),
+    #[command(after_help = "Example:\n  postrider keys stage --data /var/lib/postrider")]
+    Stage(Flags),
     /// Use the key that was staged last
-    Promote(PlaceFlags),
+    #[command(after_help = "Example:\n  postrider keys promote --data /var/lib/postrider")]
+    Promote(Flags),
     /// Drop all keys but the current one, if nothing is sealed with them any more
-    ForgetOld(PlaceFlags),
+    #[command(after_help = "Example:\n  postrider keys forget-old --data /var/lib/postrider")]
+    ForgetOld(Flags),
+}
+
+#[derive(clap::Args)]
+struct Flags {
+    #[command(flatten)]
+    place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let (Command::List(place)
-    | Command::Rotate(place)
-    | Command::Stage(place)
-    | Command::Promote(place)
-    | Command::ForgetOld(place)) = &args.command;
-    let settings = place.settings(Vec::new())?;
+    let (Command::List(flags)
+    | Command::Rotate(flags)
+    | Command::Stage(flags)
+    | Command::Promote(flags)
+    | Command::ForgetOld(flags)) = &args.command;
+    let form = flags.output.form();
+    let settings = flags.place.settings(Vec::new())?;
     let folder = &settings.data;
     if !matches!(args.command, Command::List(_)) && settings.encryption_keys().is_some() {
         return Err(Usage("the keys come from the setting encryption_keys; change them there".to_owned()).into());
@@ -76,7 +96,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         .enumerate()
         .map(|(place, key)| vec![KeyId::of(key).to_string(), if place == 0 { "current" } else { "known" }.to_owned()])
         .collect();
-    print::say(&print::table(&["KEY", "USE"], &rows))?;
+    match form {
+        Form::Text => print::say(&print::table(&["KEY", "USE"], &rows))?,
+        Form::Json => {
+            rows.iter().try_for_each(|row| print::say(&json!({ "key": row[0], "use": row[1] }).to_string()))?;
+        }
+    }
     match args.command {
         Command::Rotate(_) | Command::Promote(_) => {
             print::tell(

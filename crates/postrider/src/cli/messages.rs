@@ -20,12 +20,16 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// List an application's messages, newest first
+    #[command(after_help = "Example:\n  postrider messages list --app shop --event-type order.paid --since 2h")]
     List(List),
     /// Show a message, how it stands with each endpoint, and every attempt with its reason
+    #[command(after_help = "Example:\n  postrider messages show --app shop msg_...")]
     Show(One),
     /// Call back what has not been delivered yet; it becomes dead letters
+    #[command(after_help = "Example:\n  postrider messages cancel --app shop msg_... --endpoint billing")]
     Cancel(Cancel),
     /// Send a message to an endpoint once more, whatever became of it before
+    #[command(after_help = "Example:\n  postrider messages resend --app shop msg_... --endpoint billing")]
     Resend(Resend),
 }
 

@@ -1,17 +1,29 @@
 //! `postrider migrate`: the step of an upgrade that a start would take as well, at a time of one's own choice.
 
-use super::{print, serve::PlaceFlags};
+use super::{client::OutputFlags, print, serve::PlaceFlags};
 use crate::deployment::postgres_options;
+use indicatif::ProgressBar;
 use postrider_store::{Migrated, postgres, sqlite};
+use serde_json::json;
+use std::time::Duration;
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  postrider migrate --data /var/lib/postrider
+  POSTRIDER_DATABASE_URL=postgres://... postrider migrate --json")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let settings = args.place.settings(Vec::new())?;
+    // How long it takes is not known beforehand.
+    let bar = ProgressBar::new_spinner().with_message("bringing the tables up to date");
+    bar.enable_steady_tick(Duration::from_millis(200));
     let migrated = match &settings.database_url {
         Some(url) => postgres::migrate(url, &postgres_options(&settings)?).await?,
         None => {
@@ -19,7 +31,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             tokio::task::spawn_blocking(move || sqlite::migrate(&folder)).await??
         }
     };
-    print::say(&told(migrated))?;
+    bar.finish_and_clear();
+    let shown = json!({ "from": migrated.from, "to": migrated.to });
+    print::result(args.output.form(), &shown, &told(migrated))?;
     Ok(())
 }
 

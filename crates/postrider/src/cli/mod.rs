@@ -7,12 +7,16 @@ mod api_keys;
 mod audit;
 mod backup;
 mod client;
+mod completion;
 mod dead_letters;
 mod demo;
 mod doctor;
+mod drill;
 mod endpoints;
+mod events;
 mod flags;
 mod keys;
+mod man;
 mod messages;
 mod migrate;
 mod moving;
@@ -22,8 +26,10 @@ mod receive;
 mod receiver;
 mod replay;
 mod schedule;
+mod script;
 mod send;
 mod serve;
+mod tail;
 mod tasks;
 mod token;
 
@@ -37,7 +43,14 @@ use std::{ffi::OsString, future::Future, io, process::ExitCode};
     name = "postrider",
     version,
     about = "Delivers webhooks: accepted durably, signed, retried, and never lost",
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
+    after_help = "\
+Examples:
+  postrider demo
+  postrider serve --data /var/lib/postrider
+  postrider send --app shop --event-type order.paid '{\"order\": 42}'
+  postrider tail --app shop
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -68,6 +81,8 @@ enum Command {
     Audit(audit::Args),
     /// Send a message through a running server
     Send(send::Args),
+    /// Follow the attempts of applications as they are made
+    Tail(tail::Args),
     /// Look at messages, why they wait, and call them back
     Messages(messages::Args),
     /// Add, list, look at, pause and resume endpoints
@@ -82,8 +97,14 @@ enum Command {
     Outbox(outbox::Args),
     /// Show when each attempt of a preset, of rules or to an endpoint would run
     Schedule(schedule::Args),
-    /// Run a test receiver that verifies and shows what arrives
+    /// Run a test receiver that verifies and shows what arrives, and fails on purpose
     Receive(receive::Args),
+    /// Play failures through a running deployment, and compare what happens with what should
+    Drill(drill::Args),
+    /// Print what a shell needs to complete these commands
+    Completion(completion::Args),
+    /// Print the manual, or write its pages
+    Man(man::Args),
 }
 
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -111,6 +132,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::ApiKeys(args) => on_runtime(api_keys::run(args)),
         Command::Audit(args) => on_runtime(audit::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
+        Command::Tail(args) => on_runtime(tail::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
@@ -119,6 +141,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Outbox(args) => on_runtime(outbox::run(args)),
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
+        Command::Drill(args) => on_runtime(drill::run(args)),
+        Command::Completion(args) => completion::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     done.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS)
 }
@@ -155,5 +180,34 @@ mod tests {
     #[test]
     fn the_commands_are_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    /// All commands that do something themselves, by what one types for them.
+    fn leaves(command: &clap::Command, typed: &str, found: &mut Vec<(String, clap::Command)>) {
+        let typed = format!("{typed}{}", command.get_name());
+        let mut below = command.get_subcommands().filter(|command| command.get_name() != "help").peekable();
+        if below.peek().is_none() {
+            found.push((typed, command.clone()));
+            return;
+        }
+        below.for_each(|command| leaves(command, &format!("{typed} "), found));
+    }
+
+    #[test]
+    fn every_command_shows_an_example_of_itself_and_what_prints_results_can_print_json() {
+        let mut found = Vec::new();
+        leaves(&Cli::command(), "", &mut found);
+        assert!(found.len() > 40, "{}", found.len());
+        for (typed, command) in found {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example") && help.contains(&typed), "{typed} has no example: {help}");
+            // These run until they are ended, or print what is not for reading.
+            let prints_no_results = matches!(
+                typed.as_str(),
+                "postrider serve" | "postrider demo" | "postrider completion" | "postrider man"
+            );
+            let has_json = command.get_arguments().any(|argument| argument.get_long() == Some("json"));
+            assert_eq!(has_json, !prints_no_results, "{typed}");
+        }
     }
 }

@@ -1,6 +1,12 @@
 //! `postrider move`: from the database in a folder to one on PostgreSQL.
 
-use super::{Usage, print, receive::stop_signal, serve::PlaceFlags};
+use super::{
+    Usage,
+    client::OutputFlags,
+    print::{self, Form},
+    receive::stop_signal,
+    serve::PlaceFlags,
+};
 use crate::{
     clock,
     config::Settings,
@@ -14,7 +20,8 @@ use postrider_store::{
     Moved, PostgresOptions, Progress, Step, move_to_postgres,
     postgres::{DatabaseUrl, Visitor},
 };
-use std::cell::Cell;
+use serde_json::json;
+use std::{cell::Cell, collections::BTreeMap};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -27,6 +34,8 @@ Exit codes: 0 moved, 1 not moved, 2 wrong usage or settings")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -60,11 +69,20 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let data = settings.data.display();
     match moved? {
         Moved::Now(rows) => {
-            let rows = rows.into_iter().map(|(table, rows)| vec![table.to_owned(), rows.to_string()]);
-            print::say(&print::table(&["TABLE", "ROWS"], &rows.collect::<Vec<_>>()))?;
+            let tables: Vec<_> = rows.into_iter().collect();
+            let counted: BTreeMap<_, _> = tables.iter().map(|(table, rows)| (table.to_string(), *rows)).collect();
+            let lines: Vec<_> =
+                tables.into_iter().map(|(table, rows)| vec![table.to_string(), rows.to_string()]).collect();
+            let shown = json!({ "moved": true, "rows": counted });
+            print::result(args.output.form(), &shown, &print::table(&["TABLE", "ROWS"], &lines))?;
             print::tell(&format!("Moved to {url}; each table has as many rows there."));
         }
-        Moved::Before => print::tell(&format!("It had been moved to {url} before; that is noted in {data} now.")),
+        Moved::Before => {
+            if args.output.form() == Form::Json {
+                print::say(&json!({ "moved": false }).to_string())?;
+            }
+            print::tell(&format!("It had been moved to {url} before; that is noted in {data} now."));
+        }
     }
     print::tell(&format!(
         "The keys stay in {data}: start the server with the same folder and with database_url. postrider.db is not used any \

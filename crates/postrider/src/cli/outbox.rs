@@ -29,14 +29,21 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Make an outbox, or bring it up to date; harmless if it is there already
+    #[command(
+        after_help = "Examples:\n  postrider outbox install --database-url postgres://...\n  postrider outbox install --print --grant-send shop"
+    )]
     Install(Install),
     /// Show how many rows wait, for how long, and which cannot be sent
+    #[command(after_help = "Example:\n  postrider outbox status --json")]
     Status(Status),
     /// Try rows again that could not be sent
+    #[command(after_help = "Examples:\n  postrider outbox retry 17 18\n  postrider outbox retry --all")]
     Retry(Choice),
     /// Delete rows that could not be sent
+    #[command(after_help = "Example:\n  postrider outbox discard 17")]
     Discard(Choice),
     /// Remove an outbox
+    #[command(after_help = "Example:\n  postrider outbox uninstall")]
     Uninstall(Uninstall),
 }
 
@@ -58,6 +65,8 @@ struct PlaceFlags {
 struct Install {
     #[command(flatten)]
     place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
     /// Print the SQL instead, to be copied into a migration
     #[arg(long)]
     print: bool,
@@ -93,6 +102,8 @@ struct Status {
 struct Choice {
     #[command(flatten)]
     place: PlaceFlags,
+    #[command(flatten)]
+    output: OutputFlags,
     /// The number of a row that could not be sent (repeatable)
     #[arg(value_name = "ID")]
     ids: Vec<i64>,
@@ -108,6 +119,8 @@ struct Uninstall {
     /// Also if rows are still in it: they are lost
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -117,18 +130,23 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Command::Retry(args) => {
             let which = args.which()?;
             let done = args.place.connect().await?.retry(&which).await?;
-            print::say(&format!("{} rows are tried again", done.len()))?;
+            let words = format!("{} rows are tried again", done.len());
+            print::result(args.output.form(), &json!({ "retried": done }), &words)?;
             all_of(&which, &done)
         }
         Command::Discard(args) => {
             let which = args.which()?;
             let done = args.place.connect().await?.discard(&which).await?;
-            print::say(&format!("{} rows deleted", done.len()))?;
+            let words = format!("{} rows deleted", done.len());
+            print::result(args.output.form(), &json!({ "discarded": done }), &words)?;
             all_of(&which, &done)
         }
         Command::Uninstall(args) => {
             let rows = if args.force { RowsThere::Discard } else { RowsThere::Keep };
             args.place.connect().await?.uninstall(rows).await.context("the outbox stays")?;
+            if args.output.form() == Form::Json {
+                print::say(&json!({ "uninstalled": true }).to_string())?;
+            }
             print::tell("The outbox is gone. Take it out of the server's settings too.");
             Ok(())
         }
@@ -159,7 +177,7 @@ async fn install(args: Install) -> anyhow::Result<()> {
     outbox.install(&installation).await?;
     let identity = outbox.identity().await?;
     let schema = &args.place.schema;
-    print::say(identity.as_str())?;
+    print::result(args.output.form(), &json!({ "identity": identity.as_str() }), identity.as_str())?;
     print::tell(&format!("The outbox is in the schema `{schema}`. In a transaction of your own:"));
     print::tell(&format!(
         "    SELECT {schema}.send('acme', 'invoice.paid', '{{\"id\": 7}}', ordering_key => 'invoice-7');"

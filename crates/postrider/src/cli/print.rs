@@ -17,10 +17,64 @@ pub enum Form {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colour {
+    Green,
+    Yellow,
+    Red,
+    Dim,
+    Bold,
+}
+
+/// In colour where standard output is a terminal that has some, and `NO_COLOR` is not set.
+pub fn paint(colour: Colour, text: &str) -> String {
+    // A test reads what is said, and may run on a terminal.
+    if cfg!(test) || !console::colors_enabled() {
+        return text.to_owned();
+    }
+    let style = console::Style::new();
+    let style = match colour {
+        Colour::Green => style.green(),
+        Colour::Yellow => style.yellow(),
+        Colour::Red => style.red(),
+        Colour::Dim => style.dim(),
+        Colour::Bold => style.bold(),
+    };
+    style.apply_to(text).to_string()
+}
+
+/// What the words mean that say how things stand, wherever they are shown.
+fn colour_of(word: &str) -> Option<Colour> {
+    match word {
+        "success" | "delivered" | "healthy" | "closed" | "enabled" | "finished" | "ok" | "current" => {
+            Some(Colour::Green)
+        }
+        "pending" | "sending" | "running" | "warning" | "refusing" | "failing" | "probing" | "half-open"
+        | "transient" | "ambiguous" => Some(Colour::Yellow),
+        "fail" | "dead" | "disabled" | "tripped" | "open" | "problem" | "ended early" | "permanent" | "gone"
+        | "exhausted" | "expired" | "cancelled" | "canceled" | "breaker" | "endpoint-gone" => Some(Colour::Red),
+        _ => None,
+    }
+}
+
+/// A word that says how something stands, as wide as `width` at least, in its colour.
+pub fn state(word: &str, width: usize) -> String {
+    let padded = format!("{word:width$}");
+    colour_of(word).map_or_else(|| padded.clone(), |colour| paint(colour, &padded))
+}
+
 /// A result, on standard output.
 pub fn say(line: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(OutputError)
+}
+
+/// One result, in the form that was asked for. The text is escaped already.
+pub fn result(form: Form, json: &serde_json::Value, text: &str) -> Result<(), OutputError> {
+    match form {
+        Form::Json => say(&json_line(&json.to_string())),
+        Form::Text => say(text),
+    }
 }
 
 /// A word to the person at the terminal, on standard error. If nobody listens, nothing is lost.
@@ -83,11 +137,15 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..head.len()).map(width_of).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    // The last cell is not padded, for there is nothing that it would keep in line.
+    let line = |row: &Vec<String>, show: fn(&str, usize) -> String| {
+        let used = row.iter().rposition(|cell| !cell.is_empty()).map_or(0, |last| last + 1);
+        let width_at = |column| if column + 1 == used { 0 } else { widths.get(column).copied().unwrap_or(0) };
+        let cells = row[..used].iter().enumerate().map(|(column, cell)| show(cell, width_at(column)));
+        cells.collect::<Vec<_>>().join("  ")
     };
-    std::iter::once(&head).chain(rows).map(line).collect::<Vec<_>>().join("\n")
+    let title = |word: &str, width: usize| paint(Colour::Bold, &format!("{word:width$}"));
+    std::iter::once(line(&head, title)).chain(rows.iter().map(|row| line(row, state))).collect::<Vec<_>>().join("\n")
 }
 
 /// A list for people; `none` is what they are told if it is empty.

@@ -6,15 +6,27 @@ use crate::clock;
 use anyhow::Context;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use postrider_engine::Timestamp;
 use postrider_signature::{Signed, Verifier, VerifyError, VerifyingSecret};
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use socket2::SockRef;
+use std::{
+    convert::Infallible,
+    future::{Future, pending, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, mpsc},
+    net::{TcpListener, TcpStream},
+    sync::{Notify, Semaphore, mpsc},
     time::{sleep, timeout},
 };
 
@@ -24,9 +36,11 @@ pub trait Respond: Send + Sync + 'static {
 }
 
 /// A request that came, before it is answered.
+#[derive(Clone, Debug)]
 pub struct Arrival {
     pub at: Timestamp,
     pub path: String,
+    pub headers: HeaderMap,
     /// As the headers say; anyone can write them.
     pub id: Option<String>,
     pub attempt: Option<String>,
@@ -42,10 +56,40 @@ pub enum Signature {
     Unverified,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    pub status: StatusCode,
+    /// Before anything is done.
     pub delay: Duration,
+    pub answer: Answer,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Whole {
+        status: StatusCode,
+        headers: HeaderMap,
+        body: Bytes,
+    },
+    /// A head, and then a byte now and then, for as long as the sender listens.
+    Drip {
+        status: StatusCode,
+        every: Duration,
+    },
+    /// Nothing, until the sender gives up.
+    None,
+    /// Nothing, and the connection is broken off.
+    Reset,
+}
+
+impl Reply {
+    pub fn status(status: StatusCode) -> Self {
+        let answer = Answer::Whole { status, headers: HeaderMap::new(), body: Bytes::new() };
+        Self { delay: Duration::ZERO, answer }
+    }
+
+    pub fn after(self, delay: Duration) -> Self {
+        Self { delay, ..self }
+    }
 }
 
 /// Receives until `respond` fails; a shutdown is the caller's to race against it.
@@ -67,13 +111,7 @@ pub async fn run(listener: TcpListener, secrets: Vec<VerifyingSecret>, respond: 
         };
         let (receiver, failed) = (Arc::clone(&receiver), failed.clone());
         tokio::spawn(async move {
-            let service = service_fn(|request| receiver.answer(request, &failed));
-            // A connection that breaks concerns its sender alone.
-            let _ = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIME_MAX)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            receiver.attend(stream, &failed).await;
             drop(place);
         });
     }
@@ -85,11 +123,36 @@ struct Receiver<R> {
 }
 
 impl<R: Respond> Receiver<R> {
+    async fn attend(&self, stream: TcpStream, failed: &mpsc::Sender<anyhow::Error>) {
+        // Broken off with a reset only if told to: otherwise a last answer could be lost with it.
+        let broken_off = Notify::new();
+        let service = service_fn(|request| self.answer(request, failed, &broken_off));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME_MAX)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = Some(connection);
+        let served = poll_fn(|context| match &mut connection {
+            Some(connection) => Pin::new(connection).poll(context),
+            None => Poll::Pending,
+        });
+        tokio::select! {
+            // A connection that breaks concerns its sender alone.
+            _ = served => return,
+            () = broken_off.notified() => {}
+        }
+        if let Some(connection) = connection {
+            let stream = connection.into_parts().io.into_inner();
+            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+
     async fn answer(
         &self,
         request: Request<Incoming>,
         failed: &mpsc::Sender<anyhow::Error>,
-    ) -> Result<Response<Full<Bytes>>, Infallible> {
+        broken_off: &Notify,
+    ) -> Result<Response<Body>, Infallible> {
         let (head, body) = request.into_parts();
         let body = match timeout(BODY_TIME_MAX, Limited::new(body, BODY_MAX).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
@@ -104,16 +167,33 @@ impl<R: Respond> Receiver<R> {
             id: text(&head.headers, "webhook-id").or_else(|| text(&head.headers, "svix-id")).map(str::to_owned),
             attempt: text(&head.headers, "webhook-attempt").map(str::to_owned),
             signature: self.check(&head.headers, &body, at),
+            headers: head.headers,
             body,
         };
-        match self.respond.respond(&arrival) {
-            Ok(reply) => {
-                sleep(reply.delay).await;
-                Ok(plain(reply.status))
-            }
+        let Reply { delay, answer } = match self.respond.respond(&arrival) {
+            Ok(reply) => reply,
             Err(error) => {
                 let _ = failed.try_send(error);
-                Ok(plain(StatusCode::SERVICE_UNAVAILABLE))
+                return Ok(plain(StatusCode::SERVICE_UNAVAILABLE));
+            }
+        };
+        sleep(delay).await;
+        match answer {
+            Answer::Whole { status, headers, body } => {
+                let mut response = plain(status);
+                *response.headers_mut() = headers;
+                *response.body_mut() = Full::new(body).boxed_unsync();
+                Ok(response)
+            }
+            Answer::Drip { status, every } => {
+                let mut response = plain(status);
+                *response.body_mut() = drip(every);
+                Ok(response)
+            }
+            Answer::None => pending().await,
+            Answer::Reset => {
+                broken_off.notify_one();
+                pending().await
             }
         }
     }
@@ -129,12 +209,22 @@ impl<R: Respond> Receiver<R> {
     }
 }
 
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+fn drip(every: Duration) -> Body {
+    let drops = futures_util::stream::unfold(every, async |every| {
+        sleep(every).await;
+        Some((Ok(Frame::data(Bytes::from_static(b"."))), every))
+    });
+    StreamBody::new(drops).boxed_unsync()
+}
+
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn plain(status: StatusCode) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::default());
+fn plain(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Full::default().boxed_unsync());
     *response.status_mut() = status;
     response
 }

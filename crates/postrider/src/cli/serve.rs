@@ -11,6 +11,14 @@ use anyhow::Context;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  postrider serve
+  postrider serve --data /var/lib/postrider --listen 0.0.0.0:8071 --public-url https://hooks.example.com
+  POSTRIDER_DATABASE_URL=postgres://... postrider serve --node-name one
+  postrider serve --allow-subnet 127.0.0.0/8      to try things out on one machine
+
+Every setting can also stand in postrider.toml or in a variable: docs/guide/settings.md")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,

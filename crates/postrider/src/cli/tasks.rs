@@ -25,10 +25,13 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// List the tasks, the latest change first
+    #[command(after_help = "Example:\n  postrider tasks list --status running")]
     List(List),
     /// Show how a task stands
+    #[command(after_help = "Example:\n  postrider tasks show --wait qtask_...")]
     Show(Show),
     /// End a task early; what it has done stays done
+    #[command(after_help = "Example:\n  postrider tasks cancel qtask_...")]
     Cancel(One),
 }
 

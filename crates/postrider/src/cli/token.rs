@@ -1,6 +1,6 @@
 //! `postrider token`: needs only the keys, so it works whether the server runs or not.
 
-use super::{Usage, print, serve::PlaceFlags};
+use super::{Usage, client::OutputFlags, print, serve::PlaceFlags};
 use crate::{
     clock,
     config::parse_duration,
@@ -9,9 +9,14 @@ use crate::{
     tokens::{APPLICATION_TOKEN_LIFE, Access, ENVIRONMENT_TOKEN_LIFE, Tokens},
 };
 use postrider_engine::AppKey;
+use serde_json::json;
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  export POSTRIDER_TOKEN=\"$(postrider token)\"
+  postrider token --data /var/lib/postrider --app app_... --read-only --expires-in 1h")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,
@@ -24,6 +29,8 @@ pub struct Args {
     /// Let it look and not change (with --app)
     #[arg(long, requires = "app")]
     read_only: bool,
+    #[command(flatten)]
+    output: OutputFlags,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -43,6 +50,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             tokens.mint_application(app, &access, clock::now(), args.expires_in.unwrap_or(APPLICATION_TOKEN_LIFE))?
         }
     };
-    print::say(&token)?;
+    print::result(args.output.form(), &json!({ "token": token }), &token)?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::stores::StoreKind;
 use axum::{Router, body::Body};
+use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use postrider::{
@@ -107,7 +108,10 @@ impl House {
     pub async fn ask(&self, request: Request<Body>) -> Reply {
         let response = self.router.clone().oneshot(request).await.expect("the router always answers");
         let (parts, body) = response.into_parts();
-        let text = String::from_utf8(body.collect().await.expect("a body").to_bytes().to_vec()).expect("text");
+        // A stream of events goes on for as long as someone listens.
+        let is_endless = parts.headers.get("content-type").is_some_and(|media| media == "text/event-stream");
+        let body = if is_endless { Bytes::new() } else { body.collect().await.expect("a body").to_bytes() };
+        let text = String::from_utf8(body.to_vec()).expect("text");
         Reply { status: parts.status, headers: parts.headers, text }
     }
 

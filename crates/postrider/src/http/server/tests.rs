@@ -20,6 +20,18 @@ fn limits() -> Limits {
     }
 }
 
+/// Seven seconds, which is longer than an idle connection may rest and say goodbye.
+async fn long() -> Response {
+    let stays = Stays::default();
+    let pieces = futures_util::stream::unfold((0, stays.clone()), async |(count, stays)| {
+        sleep(Duration::from_millis(500)).await;
+        (count < 14).then(|| (Ok::<_, std::convert::Infallible>("piece "), (count + 1, stays)))
+    });
+    let mut response = Response::new(axum::body::Body::from_stream(pieces));
+    response.extensions_mut().insert(stays);
+    response
+}
+
 struct Server {
     address: std::net::SocketAddr,
     stop: oneshot::Sender<()>,
@@ -35,6 +47,7 @@ async fn start_within(tls: Option<TlsAcceptor>, limits: Limits) -> Server {
         .route("/", get(|| async { "hello" }))
         .route("/slow", get(|| async { sleep(Duration::from_millis(150)).await }))
         .route("/hang", get(std::future::pending::<()>))
+        .route("/long", get(long))
         .route(
             "/body",
             post(|request: Request| async {
@@ -103,6 +116,18 @@ async fn within_tls_all_is_as_without() {
     for begun in ["", "GET / HTTP/1.1\r\nhost: x\r\n\r\n", "\u{16}\u{3}\u{1}"] {
         assert!(!talk_bytes(&server, begun).await.starts_with(b"HTTP"), "{begun:?} is no handshake");
     }
+}
+
+#[tokio::test]
+async fn an_answer_that_goes_on_keeps_its_connection() {
+    let server = start(limits()).await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(b"GET /long HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    let read = timeout(Duration::from_secs(30), stream.read_to_string(&mut answer)).await;
+    read.expect("the answer ends").expect("it is text");
+    assert_eq!(answer.matches("piece ").count(), 14, "{answer}");
+    assert!(answer.ends_with("0\r\n\r\n"), "{answer}");
 }
 
 #[tokio::test]
