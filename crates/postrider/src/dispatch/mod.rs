@@ -10,17 +10,20 @@
 
 mod delivery;
 mod found;
+mod meters;
 mod notices;
 mod settings;
 mod shards;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use crate::{
     clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
     tasks::Tasks,
+    telemetry::{Tops, Traces},
     transport::Post,
 };
 pub use delivery::LOOP_HEADER;
@@ -32,7 +35,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
     planted::{Bug, planted},
-    policy::{Health, Next, Progress},
+    policy::{Health, Next, Progress, Standing},
 };
 use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting, step};
 use rand::rngs::StdRng;
@@ -40,7 +43,7 @@ use settings::gone_lane;
 use shards::Entering;
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
 
@@ -90,6 +93,8 @@ enum Event {
         settings: LaneSettings,
     },
     AppRead(AppKey, Option<Arc<AppEntry>>),
+    /// Someone wants to know which lanes wait for their endpoints.
+    Asked(oneshot::Sender<Vec<(EndpointKey, Standing)>>),
     /// An endpoint of this application was disabled.
     Disabled(AppKey),
     EndpointGone(EndpointKey),
@@ -154,6 +159,21 @@ pub struct Means {
     pub rng: StdRng,
 }
 
+/// A look at a dispatcher that runs.
+pub struct View {
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl View {
+    /// Lanes in which nothing more is sent just now because of their endpoints or of limits set for them, and how their
+    /// breakers stand. All other breakers are closed. `None`: the dispatcher has ended.
+    pub async fn held_lanes(&self) -> Option<Vec<(EndpointKey, Standing)>> {
+        let (answer, answered) = oneshot::channel();
+        self.events.send(Event::Asked(answer)).ok()?;
+        answered.await.ok()
+    }
+}
+
 impl Dispatch {
     pub fn new(means: Means) -> Self {
         let Means { store, directory, post, ids, tasks, clock, rng } = means;
@@ -194,6 +214,18 @@ impl Dispatch {
         let limits = Limits::default();
         self.engine = Dispatcher::new(Limits { in_flight: limits.in_flight.min(requests_max.max(1)), ..limits });
         self
+    }
+
+    /// Counts also by name, and traces.
+    pub fn watched(mut self, tops: Arc<Tops>, traces: Option<Arc<Traces>>) -> Self {
+        let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
+        self.carrier = Arc::new(carrier.with_tops(tops).with_traces(traces));
+        self
+    }
+
+    /// For whoever watches while it runs.
+    pub fn view(&self) -> View {
+        View { events: self.events.clone() }
     }
 
     /// Runs until told to stop and everything is given up: what was handed over has rows, and what was on the network has
@@ -413,6 +445,9 @@ impl Dispatch {
                 Some(Reading::Outdated) => self.read(app),
                 Some(Reading::Current) | None => self.adopt(app, entry, now),
             },
+            Event::Asked(answer) => {
+                let _ = answer.send(self.engine.held_lanes(now));
+            }
             Event::Disabled(app) => self.reread(app),
             Event::EndpointGone(endpoint) => {
                 if let Some(lane) = self.engine.settings_of(endpoint) {
