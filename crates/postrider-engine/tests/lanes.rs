@@ -874,6 +874,7 @@ fn new_parcel(message: i64, now: Timestamp) -> Parcel<()> {
         due: now,
         order: None,
         held: None,
+        theirs: Duration::ZERO,
         handed: true,
         since: now,
         weight: 1,

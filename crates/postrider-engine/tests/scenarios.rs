@@ -339,6 +339,7 @@ impl Million {
             due: self.now,
             order: None,
             held: None,
+            theirs: Duration::ZERO,
             handed: false,
             since: self.now,
             weight: 1_000,

@@ -104,6 +104,7 @@ impl Offer {
             payload_expires_at: None,
             idempotency: self.key.map(|key| Idempotency { key: wide(key), request: wide(self.number), chosen: true }),
             only: None,
+            trace: None,
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn write_extra(content: &Content) -> String {
         ordering_key: ordering_key.clone(),
         deliver_at: deliver_at.map(Timestamp::as_millis),
         sequences: Vec::new(),
+        trace: None,
     })
 }
 

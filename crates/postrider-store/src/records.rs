@@ -104,6 +104,7 @@ pub struct NewMessage {
     /// Those of them that get everything in order, and count it.
     pub fifo: Vec<EndpointKey>,
     pub idempotency: Option<Idempotency>,
+    pub trace: Option<TraceContext>,
 }
 
 /// What a message says, apart from when and for whom.
@@ -121,6 +122,16 @@ pub struct Content {
     pub deliver_at: Option<Timestamp>,
     /// The bytes as they came, and as they will be sent.
     pub payload: Bytes,
+}
+
+/// Where in a trace a message was handed in: W3C's headers of that name, as they are passed on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceContext {
+    /// `traceparent`.
+    pub parent: String,
+    /// `tracestate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// Remembers a request, so that its repetition is recognised.
@@ -167,6 +178,7 @@ pub struct Letter {
     pub order: Option<OrderKey>,
     /// Which number it has among those of its key, or of a FIFO endpoint: counted from 1, without gaps.
     pub sequences: Vec<(EndpointKey, u64)>,
+    pub trace: Option<TraceContext>,
 }
 
 /// What a commit changed that someone in this process must hear of.

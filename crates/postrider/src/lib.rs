@@ -13,6 +13,7 @@ pub mod deployment;
 pub mod directory;
 pub mod dispatch;
 pub mod expiry;
+pub mod figures;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
@@ -30,3 +31,4 @@ pub mod telemetry;
 pub mod tokens;
 pub mod transport;
 pub mod vault;
+mod words;

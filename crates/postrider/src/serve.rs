@@ -9,6 +9,7 @@ use crate::{
     directory::Directory,
     dispatch::{Dispatch, Means},
     expiry::Lookout,
+    figures::Figures,
     http::{self, Api, ApiSettings, auth::Environment, server, tls::Identity},
     ids::IdCodec,
     ingest::Ingest,
@@ -16,19 +17,20 @@ use crate::{
     rotation::Rotation,
     statistics::Statistics,
     tasks::Tasks,
+    telemetry::{Tops, TraceSettings, Traces},
     tokens::Tokens,
     transport::{AddressGuard, Transport, TransportConfig},
 };
 use anyhow::Context;
 use axum::{Router, extract::State, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
-use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Shards, Store, StoreError, marks, step};
+use postrider_store::{IDEMPOTENCY_MEMORY, Retention, Store, marks, step};
 use rand::{SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     net::TcpListener,
@@ -36,12 +38,6 @@ use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
-
-/// How often samples are taken into the histograms, and the store is asked how much waits if it can tell quickly.
-const METRICS_EVERY: Duration = Duration::from_secs(5);
-
-/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
-const COUNTING_SHARE: u32 = 100;
 
 /// How often it is looked whether the store is still there.
 const STORE_EVERY: Duration = Duration::from_secs(1);
@@ -59,6 +55,7 @@ pub struct Server {
     relaying: JoinSet<()>,
     /// What ends with the server, wherever it is.
     beside: JoinSet<()>,
+    traces: Option<Arc<Traces>>,
 }
 
 /// Runs a server until a signal ends it.
@@ -120,7 +117,7 @@ impl Server {
         let extra_ca_pem = read_pem(settings.extra_ca_file.as_deref())?;
         let https_only = settings.https_only;
         let transport = Transport::new(TransportConfig {
-            extra_ca_pem,
+            extra_ca_pem: extra_ca_pem.clone(),
             https_only,
             proxy: settings.egress_proxy.clone(),
             ..TransportConfig::new(guard.clone())
@@ -133,6 +130,11 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
 
         let statistics = Arc::new(Statistics::default());
+        let start_traces = |chosen: &TraceSettings| {
+            Traces::start(chosen, ids.clone(), &settings.node_name, extra_ca_pem.as_deref()).map(Arc::new)
+        };
+        let traces = settings.traces.as_ref().map(start_traces).transpose()?;
+        let tops = Arc::new(Tops::new(settings.metrics_top, ids.clone()));
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -143,7 +145,9 @@ impl Server {
             rng: system_rng()?,
         })
         .with_requests_max(requests_max())
-        .with_statistics(Arc::clone(&statistics));
+        .with_statistics(Arc::clone(&statistics))
+        .watched(Arc::clone(&tops), traces.clone());
+        let view = dispatch.view();
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,
@@ -155,7 +159,15 @@ impl Server {
             let (tasks, store, directory) = (Arc::clone(&tasks), Arc::clone(&store), Arc::clone(&directory));
             async move { tasks.run(store, directory, retention, clock::own()).await }
         });
-        beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store), Arc::clone(&statistics)));
+        let figures = Figures {
+            metrics: metrics.clone(),
+            store: Arc::clone(&store),
+            view,
+            tops: Arc::clone(&tops),
+            statistics: Arc::clone(&statistics),
+            clock: clock::own(),
+        };
+        beside.spawn(figures.keep());
         beside.spawn({
             let (statistics, store) = (Arc::clone(&statistics), Arc::clone(&store));
             async move { statistics.keep(&*store, clock::now).await }
@@ -181,7 +193,8 @@ impl Server {
         }
 
         let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
-        let ingest = Arc::new(ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics)));
+        let ingest = ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics));
+        let ingest = Arc::new(ingest.with_tops(Arc::clone(&tops)).with_traces(traces.clone()));
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -219,7 +232,7 @@ impl Server {
                 rules,
             },
         });
-        let router = dashboard::over(metrics_route(metrics, Arc::clone(&api)).merge(http::router(api)), sessions);
+        let router = dashboard::over(metrics_route(metrics, tops, Arc::clone(&api)).merge(http::router(api)), sessions);
         let limits = server::Limits {
             connections_max: settings.connections_max,
             connections_per_address_max: settings.connections_per_address_max,
@@ -238,6 +251,7 @@ impl Server {
             dispatching,
             relaying,
             beside,
+            traces,
         })
     }
 
@@ -271,6 +285,9 @@ impl Server {
         }
         step!("stop.drained");
         drop(self.beside);
+        if let Some(traces) = &self.traces {
+            traces.finish().await;
+        }
         self.credentials.note_uses().await;
         if let Err(error) = self.statistics.write(&*self.store, true).await {
             tracing::warn!(%error, "the last statistics could not be written");
@@ -295,39 +312,9 @@ fn requests_max() -> usize {
     usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
-fn metrics_route(metrics: PrometheusHandle, api: Arc<Api>) -> Router {
-    let show = |_: Environment, State(_): State<Arc<Api>>| async move { metrics.render() };
+fn metrics_route(metrics: PrometheusHandle, tops: Arc<Tops>, api: Arc<Api>) -> Router {
+    let show = |_: Environment, State(_): State<Arc<Api>>| async move { Figures::render(&metrics, &tops) };
     Router::new().route("/metrics", get(show)).with_state(api)
-}
-
-async fn keep_metrics(metrics: PrometheusHandle, store: Arc<dyn Store>, statistics: Arc<Statistics>) {
-    let waiting = metrics::gauge!("postrider_deliveries_waiting");
-    let dead = metrics::gauge!("postrider_dead_letters");
-    let mut next_count = Instant::now();
-    let mut counted = Shards::NONE;
-    loop {
-        let (begun, owned) = (Instant::now(), store.owned());
-        // What has changed hands would otherwise be counted twice or not at all until the next time.
-        if next_count <= begun || owned != counted {
-            counted = owned;
-            match store.counts(owned).await {
-                Ok(counts) => {
-                    waiting.set(counts.waiting as f64);
-                    dead.set(counts.dead as f64);
-                    statistics.standing(counts, clock::now());
-                }
-                Err(StoreError::Closed) => return,
-                Err(error) => tracing::warn!(%error, "the store could not be counted"),
-            }
-            next_count = begun + until_next_count(begun.elapsed());
-        }
-        metrics.run_upkeep();
-        tokio::time::sleep(METRICS_EVERY).await;
-    }
-}
-
-fn until_next_count(took: Duration) -> Duration {
-    took.saturating_mul(COUNTING_SHARE).max(METRICS_EVERY)
 }
 
 /// A part of the store that has died answers nobody: those who need the answer would wait for it for ever.
@@ -356,13 +343,5 @@ mod tests {
         assert!(server.store.is_open());
         server.store.close().await;
         server.broken().await;
-    }
-
-    #[test]
-    fn who_takes_long_to_count_is_asked_less_often() {
-        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 1_500_000)] {
-            assert_eq!(until_next_count(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
-        }
-        assert_eq!(until_next_count(Duration::MAX), Duration::MAX);
     }
 }

@@ -249,6 +249,7 @@ mod tests {
             owed: vec![endpoint],
             fifo: Vec::new(),
             idempotency: None,
+            trace: None,
         }
     }
 }

@@ -779,6 +779,7 @@ async fn accept(store: &dyn Store, app: AppKey, endpoint: EndpointKey, n: usize)
         owed: vec![endpoint],
         fifo: Vec::new(),
         idempotency: None,
+        trace: None,
     };
     match store.accept(message).await.expect("accepted") {
         Accepted::Now(key) | Accepted::Before(key) => key,

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     keys::{AppKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Trigger},
     planted::{Bug, planted},
-    policy::{Health, Ordering, Verdict, health::Step},
+    policy::{Health, Ordering, Standing, Verdict, health::Step},
     time::Timestamp,
 };
 use std::{
@@ -288,6 +288,25 @@ impl<C> Dispatcher<C> {
     /// How an endpoint fares. One whose lane is not open is well.
     pub fn health(&self, endpoint: EndpointKey) -> Health {
         self.lanes.get(&endpoint).map(|lane| lane.watch.health).unwrap_or_default()
+    }
+
+    /// Lanes in which nothing more is sent just now, and not for want of anything of ours: they are paused, their breaker is
+    /// not closed, they have as many requests as they may have, or are at a rate. And how their breakers stand.
+    pub fn held_lanes(&self, now: Timestamp) -> Vec<(EndpointKey, Standing)> {
+        let stands = self.lanes.iter().map(|(endpoint, lane)| {
+            let standing = match lane.settings.breaker {
+                Some(_) => lane.watch.health.breaker.standing(now),
+                None => Standing::Closed,
+            };
+            let gate = lane.gate(now);
+            let is_held = gate != Gate::Open
+                || standing != Standing::Closed
+                || lane.is_busy()
+                || lane.rate_bound(gate, now).is_some()
+                || self.turns.is_rated(lane.settings.app);
+            (*endpoint, standing, is_held)
+        });
+        stands.filter(|(_, _, is_held)| *is_held).map(|(endpoint, standing, _)| (endpoint, standing)).collect()
     }
 
     /// The lanes of one application that are open.
@@ -618,7 +637,9 @@ impl<C> Dispatcher<C> {
         let mut timer = None;
         // A lane that has its share is looked at again when one of its own requests ends; it has at least one.
         let has_free_slot = lane.has_free_slot(gate, &self.limits, self.limits.share(self.in_flight));
-        lane.spans.slots.set(lane.line.can_start() && !has_free_slot && gate == Gate::Open, now);
+        let wants_a_slot = lane.line.can_start() && !has_free_slot && gate == Gate::Open;
+        lane.spans.slots.set(wants_a_slot, now);
+        lane.spans.busy.set(wants_a_slot && lane.is_busy(), now);
         if lane.line.can_start() && has_free_slot && !lane.queued {
             timer = lane.rate_bound(gate, now);
             lane.spans.rate.set(timer.is_some(), now);

@@ -318,6 +318,7 @@ impl<C> Lane<C> {
             Gate::Shut { .. } | Gate::Open => {}
         }
         parcel.held = self.spans.held(parcel.due, now, turn, elsewhere);
+        parcel.theirs = self.spans.theirs(parcel.due, now, turn, elsewhere);
         self.in_flight += 1;
         if let Some(holding) = self.held.get_mut(&parcel.id) {
             holding.started_at = Some(now);
@@ -449,6 +450,11 @@ impl<C> Lane<C> {
             Gate::Open => self.watch.slots(&self.settings).min(share) + usize::from(planted(Bug::OneInFlightTooMany)),
         };
         self.in_flight < in_flight_max && self.in_flight + self.burying.len() + self.settling < limits.unsettled
+    }
+
+    /// It has as many requests on the network as its endpoint is to have.
+    pub fn is_busy(&self) -> bool {
+        self.in_flight >= self.watch.slots(&self.settings)
     }
 
     /// Until when the rate holds the lane back, if it does.

@@ -1,5 +1,8 @@
 //! Why something is late: a lane remembers when each cause last held it, and asks afterwards which of them covers most
 //! of the time that a delivery waited. So nothing has to be noted for each delivery while it waits.
+//!
+//! From the same spans it is told how much of that time was spent waiting for the endpoint, or because somebody wanted it
+//! so. The rest is our own: we had no slot, no room in memory, or were not running.
 
 use super::parcel::{Held, HeldBy};
 use crate::time::Timestamp;
@@ -7,6 +10,10 @@ use std::time::Duration;
 
 /// What is sent no later than this after it was due needs no reason.
 const PUNCTUAL: Duration = Duration::from_secs(1);
+
+/// A cause that comes back so soon was never gone: between two requests of a lane that has no slot to spare, or is at its
+/// rate, it is free for as long as it takes to begin the next one.
+const MOMENT: Duration = Duration::from_millis(50);
 
 const LASTING: Timestamp = Timestamp::from_millis(i64::MAX);
 
@@ -20,7 +27,7 @@ pub(super) struct Span {
 impl Span {
     pub fn begin(&mut self, now: Timestamp) {
         // What ended a moment ago and begins anew has lasted all the while.
-        if self.to < now {
+        if self.to.plus(MOMENT) < now {
             self.from = now;
         }
         self.to = LASTING;
@@ -52,6 +59,8 @@ pub(super) struct Spans {
     pub order: Span,
     pub rate: Span,
     pub slots: Span,
+    /// The part of `slots` that is the endpoint's own: it has as many requests as it may have at a time.
+    pub busy: Span,
 }
 
 /// What held up more than this lane.
@@ -100,6 +109,30 @@ impl Spans {
         }
         Some(Held { by: longest.0, late })
     }
+
+    /// For how much of the time since it was due something was the reason that is not ours: its endpoint, a limit that was
+    /// set for it, or the one before it of its key.
+    pub fn theirs(&self, due: Timestamp, now: Timestamp, turn: Turn, elsewhere: Elsewhere) -> Duration {
+        if now <= due {
+            return Duration::ZERO;
+        }
+        let order = match turn {
+            Turn::Unordered => Span::default(),
+            Turn::Ordered { free_since } => Span { from: due, to: free_since },
+        };
+        let stored = match turn {
+            Turn::Unordered => Span::default(),
+            Turn::Ordered { .. } => self.order,
+        };
+        let mut spans = [self.breaker, self.pause, self.rate, self.busy, elsewhere.app_rate, order, stored];
+        spans.sort_unstable_by_key(|span| span.from);
+        let (mut theirs, mut counted) = (Duration::ZERO, due);
+        for span in spans {
+            theirs += span.within(counted, now);
+            counted = counted.max(span.to.min(now));
+        }
+        theirs
+    }
 }
 
 #[cfg(test)]
@@ -140,6 +173,36 @@ mod tests {
         let turn = Turn::Ordered { free_since: at(50) };
         let held = Spans::default().held(at(10), at(52), turn, NOWHERE);
         assert_eq!(held, Some(Held { by: HeldBy::Order, late: Duration::from_secs(42) }));
+    }
+
+    #[test]
+    fn what_two_causes_hold_up_at_once_is_counted_once() {
+        let spans = Spans { breaker: span(100, 140), pause: span(130, 150), busy: span(155, 160), ..Spans::default() };
+        let theirs = |due, now| spans.theirs(at(due), at(now), Turn::Unordered, NOWHERE).as_secs();
+        for (due, now, expected) in
+            [(90, 170, 55), (120, 135, 15), (145, 158, 8), (150, 155, 0), (165, 170, 0), (170, 160, 0)]
+        {
+            assert_eq!(theirs(due, now), expected, "due {due}, sent {now}");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_the_one_before_it_does_not_wait_for_us() {
+        let theirs = |free_since| {
+            let turn = Turn::Ordered { free_since: at(free_since) };
+            Spans::default().theirs(at(10), at(52), turn, NOWHERE).as_secs()
+        };
+        assert_eq!([theirs(0), theirs(50), theirs(60)], [0, 40, 42]);
+    }
+
+    #[test]
+    fn a_lane_that_is_free_for_a_moment_between_two_requests_was_busy_all_the_while() {
+        let (mut span, millis) = (Span::default(), Timestamp::from_millis);
+        for request in 100..200 {
+            span.begin(millis(request * 100 + 10));
+            span.end(millis(request * 100 + 99));
+        }
+        assert_eq!(span.within(millis(0), millis(i64::MAX)), Duration::from_millis(9_989));
     }
 
     #[test]

@@ -287,6 +287,7 @@ mod tests {
             due: NOW,
             order,
             held: None,
+            theirs: std::time::Duration::ZERO,
             handed: message % 2 == 0,
             since: NOW,
             weight: 1,

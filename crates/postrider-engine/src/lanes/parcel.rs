@@ -21,6 +21,8 @@ pub struct Parcel<C> {
     pub order: Option<OrderKey>,
     /// Set when it is sent: why that is later than it was due, where it is.
     pub held: Option<Held>,
+    /// Set when it is sent: for how long since it was due its endpoint was the reason that it was not sent.
+    pub theirs: Duration,
     /// It came straight from being accepted and has no row of its own.
     pub handed: bool,
     /// When it entered memory: what stands too long is given a row.

@@ -142,6 +142,11 @@ impl Turns {
         self.apps.get(&app).map(|entry| entry.rated).unwrap_or_default()
     }
 
+    /// Whether it is at its rate.
+    pub fn is_rated(&self, app: AppKey) -> bool {
+        self.apps.get(&app).is_some_and(|entry| matches!(entry.place, Place::Resting(_)))
+    }
+
     pub fn are_waiting(&self) -> bool {
         !self.round.is_empty()
     }

@@ -1098,6 +1098,7 @@ fn parcel(id: DeliveryId, row: &Row, handed: bool, since: Timestamp) -> Parcel<(
         due: row.due,
         order: row.order,
         held: None,
+        theirs: Duration::ZERO,
         handed,
         since,
         weight: 1_000,

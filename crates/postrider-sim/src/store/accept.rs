@@ -124,7 +124,7 @@ fn insert(
     sequences: Vec<(EndpointKey, u64)>,
     message: &NewMessage,
 ) -> Arc<Letter> {
-    let NewMessage { app, content, payload_expires_at, owed, idempotency, .. } = message;
+    let NewMessage { app, content, payload_expires_at, owed, idempotency, trace, .. } = message;
     let letter = Arc::new(Letter {
         message: key,
         app: *app,
@@ -134,6 +134,7 @@ fn insert(
         accepted_at: time_of_key(key.raw()),
         order,
         sequences,
+        trace: trace.clone(),
     });
     let row = MessageRow {
         app: *app,

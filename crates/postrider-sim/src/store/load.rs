@@ -208,6 +208,7 @@ fn letter(tables: &Tables, message: MessageKey) -> Arc<Letter> {
             accepted_at: time_of_key(message.raw()),
             order: None,
             sequences: Vec::new(),
+            trace: None,
         }),
     }
 }

@@ -91,7 +91,12 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
 pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let content = Content { content_type: Some("text/plain".to_owned()), ..content(b"hello") };
-    let message = accept(stage.store(), NewMessage { content, ..stage.message(START) }).await;
+    let trace = TraceContext {
+        parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned(),
+        state: Some("congo=t61rcWkgMzE".to_owned()),
+    };
+    let new = NewMessage { content, trace: Some(trace.clone()), ..stage.message(START) };
+    let message = accept(stage.store(), new).await;
     let progress = Progress {
         attempts: 3,
         give_up_at: Some(at(7)),
@@ -114,6 +119,7 @@ pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
         accepted_at: START,
         order: None,
         sequences: Vec::new(),
+        trace: Some(trace),
     };
     assert_eq!(*delivery.letter, expected);
 }

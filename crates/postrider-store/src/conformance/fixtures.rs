@@ -157,6 +157,7 @@ pub fn message(app: AppKey, at: Timestamp) -> NewMessage {
         owed: Vec::new(),
         fifo: Vec::new(),
         idempotency: None,
+        trace: None,
     }
 }
 

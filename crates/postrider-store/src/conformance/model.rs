@@ -44,6 +44,7 @@ struct Kept {
     expires_at: Option<Timestamp>,
     idempotency: Option<Idempotency>,
     sequences: Vec<(EndpointKey, u64)>,
+    trace: Option<TraceContext>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,7 +117,8 @@ impl Model {
     }
 
     pub fn accept(&mut self, key: MessageKey, message: NewMessage) {
-        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency, generation: _ } = message;
+        let NewMessage { app, at, content, payload_expires_at, owed, fifo, idempotency, generation: _, trace } =
+            message;
         let order = content.ordering_key.as_deref().map(OrderKey::of);
         let deliver_at = content.deliver_at;
         let mut sequences = Vec::new();
@@ -130,7 +132,7 @@ impl Model {
         }
         let deliveries: Vec<_> = owed.iter().map(|endpoint| scheduled(*endpoint, key)).collect();
         let message = Message { key, app, accepted_at: at, content, payload_gone: false, owed };
-        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency, sequences });
+        self.messages.insert(key, Kept { message, expires_at: payload_expires_at, idempotency, sequences, trace });
         match deliver_at.filter(|due| *due > at) {
             Some(due) => deliveries.into_iter().for_each(|id| self.start_waiting(id, due, 0, due)),
             None => self.handed.extend(deliveries),
@@ -178,7 +180,7 @@ impl Model {
     }
 
     pub fn letter(&self, message: MessageKey) -> Option<Letter> {
-        let Kept { message, sequences, .. } = self.messages.get(&message)?;
+        let Kept { message, sequences, trace, .. } = self.messages.get(&message)?;
         Some(Letter {
             message: message.key,
             app: message.app,
@@ -188,6 +190,7 @@ impl Model {
             accepted_at: message.accepted_at,
             order: message.content.ordering_key.as_deref().map(OrderKey::of),
             sequences: sequences.clone(),
+            trace: trace.clone(),
         })
     }
 

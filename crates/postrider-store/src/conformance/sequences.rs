@@ -421,6 +421,7 @@ impl<H: Harness> Play<H> {
             owed: chosen(owed),
             fifo: chosen(fifo),
             idempotency: key.map(idempotency),
+            trace: None,
         };
         self.hear();
         let answer = self.store().accept(message.clone()).await;

@@ -164,6 +164,7 @@ impl Received {
                 accepted_at: time_of_key(key),
                 order,
                 sequences,
+                trace: message.trace.clone(),
             });
             self.handed.push((key, handed.clone()));
             self.events.push(Event { to: To::Here, what: Committed::Message { letter, owed: handed } });
@@ -491,6 +492,7 @@ fn extra(incoming: &Incoming<'_>) -> Option<String> {
         ordering_key: content.ordering_key.clone(),
         deliver_at: content.deliver_at.map(Timestamp::as_millis),
         sequences: incoming.sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
+        trace: incoming.message.trace.clone(),
     };
     (extra != Extra::default()).then(|| to_json(&extra))
 }

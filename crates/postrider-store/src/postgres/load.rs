@@ -337,6 +337,7 @@ fn letter_from(row: &Row, message: i64) -> Result<Letter> {
             accepted_at: time_of_key(message),
             order: None,
             sequences: Vec::new(),
+            trace: None,
         });
     };
     let extra = Extra::read(row.get("extra"))?;
@@ -349,6 +350,7 @@ fn letter_from(row: &Row, message: i64) -> Result<Letter> {
         payload: row.get::<_, Option<Vec<u8>>>("payload").map(Bytes::from),
         accepted_at: time_of_key(message),
         sequences: extra.sequences.into_iter().map(|(endpoint, number)| (EndpointKey::new(endpoint), number)).collect(),
+        trace: extra.trace,
     })
 }
 

@@ -1,7 +1,7 @@
 //! The parts of a message that share a column.
 
 use super::{Unreadable, from_json};
-use crate::Content;
+use crate::{Content, TraceContext};
 use bytes::Bytes;
 use postrider_engine::{OrderKey, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,8 @@ pub struct Extra {
     /// Endpoints, and the number that the message has there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<(i64, u64)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceContext>,
 }
 
 impl Extra {

@@ -42,7 +42,7 @@ pub fn accept(
     insert(batch, key, &message, &sequences)?;
     step!("store.accepted");
 
-    let NewMessage { app, at, content, owed, idempotency, .. } = message;
+    let NewMessage { app, at, content, owed, idempotency, trace, .. } = message;
     if let Some(idempotency) = idempotency {
         batch.recognise(idempotency.key, Seen { message: key, request: idempotency.request });
     }
@@ -67,6 +67,7 @@ pub fn accept(
             accepted_at: time_of_key(key),
             order,
             sequences,
+            trace,
         });
         batch.announce(Committed::Message { letter, owed });
     }
@@ -111,6 +112,7 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(Endpo
         ordering_key: ordering_key.clone(),
         deliver_at: deliver_at.map(Timestamp::as_millis),
         sequences: sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
+        trace: message.trace.clone(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
     piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((

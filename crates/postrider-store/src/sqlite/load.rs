@@ -280,6 +280,7 @@ fn letter(connection: &Connection, pieces: &[Piece], message: i64) -> rusqlite::
         accepted_at: time_of_key(message),
         order: None,
         sequences: Vec::new(),
+        trace: None,
     }))
 }
 
@@ -294,6 +295,7 @@ fn letter_from(row: &Row<'_>, message: i64) -> rusqlite::Result<Letter> {
         payload: row.get::<_, Option<Vec<u8>>>("payload")?.map(Bytes::from),
         accepted_at: time_of_key(message),
         sequences: extra.sequences.into_iter().map(|(endpoint, number)| (EndpointKey::new(endpoint), number)).collect(),
+        trace: extra.trace,
     })
 }
 

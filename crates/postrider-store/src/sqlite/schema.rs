@@ -513,6 +513,7 @@ mod tests {
             owed: vec![on],
             fifo: vec![on],
             idempotency: Some(Idempotency { key: [9; 16], request: [8; 16], chosen: true }),
+            trace: None,
         };
         assert_eq!(store.accept(repeat).await.unwrap(), Accepted::Before(keys[1]));
         store.close().await;

@@ -17,6 +17,7 @@ pub use values::{DurationError, Span, parse_duration, parse_size, show_duration}
 
 use crate::ingest::rates::RateLimits;
 use crate::rules::{Rules, path_of};
+use crate::telemetry::TraceSettings;
 use crate::transport::{EgressProxy, NotAProxy};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use figment::Figment;
@@ -77,6 +78,10 @@ pub struct Settings {
     pub encryption_keys: Option<EncryptionKeys>,
     /// Shut the file system to the server but for what it needs.
     pub landlock: bool,
+    /// `None`: nothing is traced.
+    pub traces: Option<TraceSettings>,
+    /// Names of each kind that figures are kept for.
+    pub metrics_top: usize,
     pub log: String,
     pub log_format: LogFormat,
     pub shutdown_grace: Duration,
@@ -290,6 +295,9 @@ struct Raw {
     extra_ca_file: Option<PathBuf>,
     encryption_keys: Vec<Hidden>,
     landlock: bool,
+    metrics_top: u32,
+    otlp_endpoint: Option<Url>,
+    trace_sample: String,
     log: String,
     log_format: LogFormat,
     shutdown_grace: Span,
@@ -385,6 +393,19 @@ impl Raw {
         if let Some(flaw) = flaws.into_iter().next() {
             return Err(("rules", format!("{} {}", path_of(flaw.field).join("."), flaw.words)));
         }
+        let sample = self.trace_sample.trim().parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+        let sample =
+            sample.ok_or_else(|| ("trace_sample", "must be a share between 0 and 1, such as 0.1".to_owned()))?;
+        let traces = self.otlp_endpoint.take().map(|endpoint| TraceSettings { endpoint, sample });
+        if let Some(TraceSettings { endpoint, .. }) = &traces
+            && (!matches!(endpoint.scheme(), "http" | "https") || !endpoint.username().is_empty())
+        {
+            let reason = "must be http:// or https:// and the host of a collector, without a user name";
+            return Err(("otlp_endpoint", reason.to_owned()));
+        }
+        if self.metrics_top > METRICS_TOP_MAX {
+            return Err(("metrics_top", format!("must be at most {METRICS_TOP_MAX}")));
+        }
         if self.shutdown_grace.0 > SHUTDOWN_GRACE_MAX {
             return Err(("shutdown_grace", "must be at most 1h".to_owned()));
         }
@@ -420,6 +441,8 @@ impl Raw {
             extra_ca_file: self.extra_ca_file,
             encryption_keys,
             landlock: self.landlock,
+            traces,
+            metrics_top: usize::try_from(self.metrics_top).unwrap_or(usize::MAX),
             log: self.log,
             log_format: self.log_format,
             shutdown_grace: self.shutdown_grace.0,
@@ -514,4 +537,5 @@ pub const BODY_RANGE: std::ops::RangeInclusive<u64> = 1024..=64 * 1024 * 1024;
 /// Buckets count in microseconds.
 const RATE_RANGE: std::ops::RangeInclusive<u32> = 1..=1_000_000;
 const RETENTION_MIN: Duration = Duration::from_secs(3600);
+const METRICS_TOP_MAX: u32 = 10_000;
 const SHUTDOWN_GRACE_MAX: Duration = Duration::from_secs(3600);

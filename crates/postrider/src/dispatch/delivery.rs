@@ -1,11 +1,19 @@
 //! The way of one delivery, from claimed to settled.
 
+use super::{
+    meters::{Lateness, Meters},
+    told::{Told, log_untried},
+};
 use crate::{
     clock::Clock,
     directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
     oauth::{self, Bearers, Oauth},
     statistics::{Statistics, Tried},
+    telemetry::{
+        Tops, Traces,
+        traces::{TRACEPARENT, TRACESTATE, Traced},
+    },
     transport::{Exchange, Post, Request},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -21,7 +29,7 @@ use postrider_engine::{
 use postrider_signature::{
     SVIX_HEADERS, SigningKey, WEBHOOK_HEADERS, github_header, scheme_header, sign, stripe_header,
 };
-use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure, step};
+use postrider_store::{AttemptRecord, Letter, Settlement, Store, StoreError, Tenure, TraceContext, step};
 use rand::{RngExt, rngs::StdRng};
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -65,6 +73,7 @@ pub struct Carrier {
     bearers: Bearers,
     deployment: HeaderValue,
     statistics: Option<Arc<Statistics>>,
+    traces: Option<Arc<Traces>>,
 }
 
 impl Carrier {
@@ -77,12 +86,23 @@ impl Carrier {
         rng: StdRng,
     ) -> Self {
         let deployment = HeaderValue::try_from(ids.deployment()).expect("digits fit in a header");
-        let (rng, meters, bearers) = (Mutex::new(rng), Meters::new(), Bearers::default());
-        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment, statistics: None }
+        let (rng, meters, bearers) = (Mutex::new(rng), Meters::new(Arc::default()), Bearers::default());
+        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment, traces: None, statistics: None }
     }
 
-    pub fn count_in(&mut self, statistics: Arc<Statistics>) {
-        self.statistics = Some(statistics);
+    /// Counts what happens, for the charts.
+    pub fn with_statistics(self, statistics: Arc<Statistics>) -> Self {
+        Self { statistics: Some(statistics), ..self }
+    }
+
+    /// Counts also by name.
+    pub fn with_tops(self, tops: Arc<Tops>) -> Self {
+        Self { meters: Meters::new(tops), ..self }
+    }
+
+    /// Without this nothing is traced.
+    pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
+        Self { traces, ..self }
     }
 
     /// Tries once, and says what becomes of the delivery.
@@ -117,14 +137,30 @@ impl Carrier {
             return Settled::untouched(&parcel, started);
         }
         step!("send.begun");
-        let exchange = self.exchange(&endpoint, &rules, &parcel, payload, started).await;
+        let begin = |traces: &Arc<Traces>| traces.attempting(parcel.cargo.trace.as_ref()?, started);
+        let span = self.traces.as_ref().and_then(begin);
+        let own = span.as_ref().map(Traced::context);
+        let trace = own.as_ref().or(parcel.cargo.trace.as_ref());
+        let exchange = self.exchange(&endpoint, &rules, &parcel, payload, (started, trace)).await;
         let times = (started, started.plus(exchange.duration));
         let verdict = {
             let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
             policy::judge(&rules.policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
         };
         step!("send.decided");
-        self.settle(parcel, &endpoint, &exchange, verdict, times)
+        let settled = self.settle(&parcel, &endpoint, &exchange, verdict, times);
+        let told = Told {
+            parcel: &parcel,
+            verdict: &verdict,
+            attempt: settled.settlement.attempt.as_ref(),
+            lateness: Lateness::of(&parcel, started),
+            trace,
+        };
+        told.log(&self.ids);
+        if let Some(span) = span {
+            told.end(span, &self.ids, times.1);
+        }
+        settled
     }
 
     /// Ends a delivery whose turn came while the endpoint's breaker was open.
@@ -148,11 +184,12 @@ impl Carrier {
         rules: &Rules,
         parcel: &Parcel<Cargo>,
         body: Bytes,
-        now: Timestamp,
+        (now, trace): (Timestamp, Option<&TraceContext>),
     ) -> Exchange {
         match &endpoint.target {
             Ok(url) => {
-                let headers = self.headers(endpoint, parcel, &body, now);
+                let mut headers = self.headers(endpoint, parcel, &body, now);
+                add_trace(&mut headers, trace);
                 let request = Request {
                     url,
                     headers,
@@ -257,7 +294,7 @@ impl Carrier {
 
     fn settle(
         &self,
-        parcel: Parcel<Cargo>,
+        parcel: &Parcel<Cargo>,
         endpoint: &EndpointEntry,
         exchange: &Exchange,
         verdict: Verdict,
@@ -267,21 +304,14 @@ impl Carrier {
         let headers = &endpoint.headers;
         let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange, headers };
         let attempt = (!postponed).then(|| sent.record(verdict));
-        self.meters.count(verdict, attempt.as_ref());
-        if let (Some(statistics), Some(attempt)) = (&self.statistics, &attempt) {
-            count(statistics, &parcel, verdict, attempt, ended);
+        if let Some(attempt) = &attempt {
+            if let Some(statistics) = &self.statistics {
+                count(statistics, parcel, verdict, attempt, ended);
+            }
+            self.meters.count(parcel, &verdict, Lateness::of(parcel, started), attempt.duration, ended);
         }
-        tracing::debug!(
-            message = parcel.id.message.raw(),
-            endpoint = parcel.id.endpoint.raw(),
-            attempt = verdict.progress.attempts,
-            status = attempt.as_ref().and_then(|attempt| attempt.status),
-            class = ?verdict.class,
-            rule = ?verdict.rule,
-            "attempt settled"
-        );
         let settlement =
-            Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(&parcel, ended) };
+            Settlement { progress: verdict.progress, attempt, next: verdict.next, ..untouched(parcel, ended) };
         let tells = !postponed || planted(Bug::ShortageTripsBreaker);
         Settled { settlement, verdict: Some(verdict).filter(|_| tells), is_sent: true, is_misplaced: false }
     }
@@ -292,7 +322,8 @@ impl Carrier {
             Trigger::Manual => Next::Nothing,
         };
         if let Next::Dead(reason) = next {
-            self.meters.count_death(reason);
+            log_untried(&self.ids, &parcel, reason);
+            self.meters.count_death(&parcel, reason, parcel.progress.attempts);
             if let Some(statistics) = &self.statistics {
                 statistics.given_up(parcel.cargo.app, parcel.id.endpoint, at);
             }
@@ -309,6 +340,16 @@ fn count(statistics: &Statistics, parcel: &Parcel<Cargo>, verdict: Verdict, atte
     statistics.tried(&Tried { app, endpoint, at, class, status, took, arrived_after });
     if let Next::Dead(_) = verdict.next {
         statistics.given_up(app, endpoint, at);
+    }
+}
+
+fn add_trace(headers: &mut HeaderMap, trace: Option<&TraceContext>) {
+    let Some(TraceContext { parent, state }) = trace else { return };
+    for (name, value) in [(TRACEPARENT, Some(parent)), (TRACESTATE, state.as_ref())] {
+        // Only what is well formed was ever stored.
+        if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
+            headers.insert(name, value);
+        }
     }
 }
 
@@ -428,54 +469,3 @@ fn password(header: &[u8]) -> Option<Vec<u8>> {
 const REDACTED: &[u8] = b"***";
 /// Shorter words are found in any text.
 const CREDENTIAL_LEN_MIN: usize = 8;
-
-/// The counters of all attempts, looked up once.
-struct Meters {
-    delivered: metrics::Counter,
-    transient: metrics::Counter,
-    ambiguous: metrics::Counter,
-    permanent: metrics::Counter,
-    gone: metrics::Counter,
-    duration: metrics::Histogram,
-}
-
-impl Meters {
-    fn new() -> Self {
-        let attempts = |class| metrics::counter!("postrider_attempts_total", "class" => class);
-        Self {
-            delivered: attempts("delivered"),
-            transient: attempts("transient"),
-            ambiguous: attempts("ambiguous"),
-            permanent: attempts("permanent"),
-            gone: attempts("gone"),
-            duration: metrics::histogram!("postrider_attempt_duration_seconds"),
-        }
-    }
-
-    fn count(&self, verdict: Verdict, attempt: Option<&AttemptRecord>) {
-        let Some(attempt) = attempt else { return };
-        self.duration.record(attempt.duration);
-        match verdict.class {
-            Class::Delivered => self.delivered.increment(1),
-            Class::Transient => self.transient.increment(1),
-            Class::Ambiguous => self.ambiguous.increment(1),
-            Class::Permanent => self.permanent.increment(1),
-            Class::Gone => self.gone.increment(1),
-        }
-        if let Next::Dead(reason) = verdict.next {
-            self.count_death(reason);
-        }
-    }
-
-    fn count_death(&self, reason: DeathReason) {
-        let reason = match reason {
-            DeathReason::Permanent => "permanent",
-            DeathReason::Exhausted => "exhausted",
-            DeathReason::Expired => "expired",
-            DeathReason::EndpointGone => "endpoint_gone",
-            DeathReason::Cancelled => "cancelled",
-            DeathReason::Breaker => "breaker",
-        };
-        metrics::counter!("postrider_dead_letters_total", "reason" => reason).increment(1);
-    }
-}

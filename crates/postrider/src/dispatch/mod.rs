@@ -10,11 +10,13 @@
 
 mod delivery;
 mod found;
+mod meters;
 mod notices;
 mod settings;
 mod shards;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use crate::{
     clock::Clock,
@@ -22,6 +24,7 @@ use crate::{
     ids::IdCodec,
     statistics::Statistics,
     tasks::Tasks,
+    telemetry::{Tops, Traces},
     transport::Post,
 };
 pub use delivery::LOOP_HEADER;
@@ -33,7 +36,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
     planted::{Bug, planted},
-    policy::{Health, Next, Progress},
+    policy::{Health, Next, Progress, Standing},
 };
 use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting, step};
 use rand::rngs::StdRng;
@@ -41,7 +44,7 @@ use settings::gone_lane;
 use shards::Entering;
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
 
@@ -91,6 +94,8 @@ enum Event {
         settings: LaneSettings,
     },
     AppRead(AppKey, Option<Arc<AppEntry>>),
+    /// Someone wants to know which lanes wait for their endpoints.
+    Asked(oneshot::Sender<Vec<(EndpointKey, Standing)>>),
     /// An endpoint of this application was disabled.
     Disabled(AppKey),
     EndpointGone(EndpointKey),
@@ -155,6 +160,21 @@ pub struct Means {
     pub rng: StdRng,
 }
 
+/// A look at a dispatcher that runs.
+pub struct View {
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl View {
+    /// Lanes in which nothing more is sent just now because of their endpoints or of limits set for them, and how their
+    /// breakers stand. All other breakers are closed. `None`: the dispatcher has ended.
+    pub async fn held_lanes(&self) -> Option<Vec<(EndpointKey, Standing)>> {
+        let (answer, answered) = oneshot::channel();
+        self.events.send(Event::Asked(answer)).ok()?;
+        answered.await.ok()
+    }
+}
+
 impl Dispatch {
     pub fn new(means: Means) -> Self {
         let Means { store, directory, post, ids, tasks, clock, rng } = means;
@@ -199,10 +219,21 @@ impl Dispatch {
 
     /// Counts what happens, for the charts.
     pub fn with_statistics(mut self, statistics: Arc<Statistics>) -> Self {
-        if let Some(carrier) = Arc::get_mut(&mut self.carrier) {
-            carrier.count_in(statistics);
-        }
+        let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
+        self.carrier = Arc::new(carrier.with_statistics(statistics));
         self
+    }
+
+    /// Counts also by name, and traces.
+    pub fn watched(mut self, tops: Arc<Tops>, traces: Option<Arc<Traces>>) -> Self {
+        let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
+        self.carrier = Arc::new(carrier.with_tops(tops).with_traces(traces));
+        self
+    }
+
+    /// For whoever watches while it runs.
+    pub fn view(&self) -> View {
+        View { events: self.events.clone() }
     }
 
     /// Runs until told to stop and everything is given up: what was handed over has rows, and what was on the network has
@@ -422,6 +453,9 @@ impl Dispatch {
                 Some(Reading::Outdated) => self.read(app),
                 Some(Reading::Current) | None => self.adopt(app, entry, now),
             },
+            Event::Asked(answer) => {
+                let _ = answer.send(self.engine.held_lanes(now));
+            }
             Event::Disabled(app) => self.reread(app),
             Event::EndpointGone(endpoint) => {
                 if let Some(lane) = self.engine.settings_of(endpoint) {
@@ -455,6 +489,7 @@ impl Dispatch {
                             due: letter.accepted_at,
                             order: letter.order,
                             held: None,
+                            theirs: Duration::ZERO,
                             handed: true,
                             since: now,
                             weight,
@@ -563,6 +598,7 @@ fn stored_parcel(waiting: Waiting, now: Timestamp) -> Parcel<Cargo> {
         due: waiting.due,
         order: waiting.order,
         held: None,
+        theirs: Duration::ZERO,
         handed: false,
         since: now,
         weight: PARCEL_BYTES + waiting.letter.payload.as_ref().map_or(0, bytes::Bytes::len),

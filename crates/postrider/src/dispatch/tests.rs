@@ -71,6 +71,7 @@ fn message(number: i64) -> Committed {
         accepted_at: clock::now(),
         order: None,
         sequences: Vec::new(),
+        trace: None,
     };
     Committed::Message { letter: Arc::new(letter), owed: vec![EndpointKey::new(1)] }
 }

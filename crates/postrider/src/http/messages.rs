@@ -21,6 +21,7 @@ use crate::{
     dispatch::LOOP_HEADER,
     ids::IdCodec,
     ingest::{NewEvent, content::DELIVER_AHEAD_MAX, gate::Pass},
+    telemetry::traces::context_of,
     tokens::Principal,
 };
 use axum::{
@@ -31,7 +32,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use hyper::body::Body;
 use postrider_engine::{AppKey, MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, step};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, TraceContext, step};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
@@ -99,11 +100,12 @@ impl<'a> MessageOut<'a> {
         ("app_id" = String, Path, description = "The application's id or uid"),
         ("with_content" = Option<bool>, Query, description = "Whether the answer shows the payload; true if not given"),
         ("idempotency-key" = Option<String>, Header, description = "A repetition with the same key creates nothing"),
+        ("traceparent" = Option<String>, Header, description = "Where in a trace the producer is (W3C); receivers go on from there"),
     ),
     request_body = MessageIn,
     responses((status = 202, body = MessageOut, description = "Stored, and on its way")))]
 async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Response, Error> {
-    let HandedIn { pass, target, key, mut query, body } = handed_in;
+    let HandedIn { pass, target, key, trace, mut query, body } = handed_in;
     let detail = Detail::take(&mut query)?;
     query.finish()?;
     let draft = Draft::parse(&body)?;
@@ -129,6 +131,7 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
         payload_expires_at: draft.keep_payload.map(|keep| now.plus(keep)),
         idempotency: key.of(&Principal::Environment, &body),
         only: None,
+        trace,
     };
     let message = accept(&api, (&app, &store), event, detail, shown, Some(pass)).await?;
     Ok(json(StatusCode::ACCEPTED, &message))
@@ -189,6 +192,7 @@ struct HandedIn {
     pass: Pass,
     target: Target,
     key: IdempotencyKey,
+    trace: Option<TraceContext>,
     query: Query,
     body: Bytes,
 }
@@ -222,9 +226,10 @@ impl HandedIn {
         let (mut parts, body) = request.into_parts();
         refuse_own(&parts.headers, api)?;
         let key = IdempotencyKey::from_request_parts(&mut parts, api).await?;
+        let trace = context_of(&parts.headers);
         let Ok(query) = Query::from_request_parts(&mut parts, api).await;
         let JsonBytes(body) = JsonBytes::from_request(Request::from_parts(parts, body), api).await?;
-        Ok(Self { pass, target, key, query, body })
+        Ok(Self { pass, target, key, trace, query, body })
     }
 }
 

@@ -80,6 +80,7 @@ async fn send(
         payload_expires_at: None,
         idempotency: key.of(&app.principal, &body),
         only: Some(endpoint.key),
+        trace: None,
     };
     let shown = Shown::Stored(event.content.payload.clone());
     let message = messages::accept(&api, (&app.entry, &app.store), event, Detail::WithContent, shown, None).await?;

@@ -4,7 +4,11 @@
 //! into our source.
 
 use super::time::Time;
-use crate::config::show_duration;
+pub use crate::words::death_name;
+use crate::{
+    config::show_duration,
+    words::{class_name, held_name, rule_name},
+};
 use postrider_engine::{
     Timestamp, Trigger,
     lanes::HeldBy,
@@ -124,18 +128,6 @@ fn lateness(attempt: &Attempt) -> Option<String> {
     Some(format!("It was made {} after it was due, because {cause}.", show_duration(late)))
 }
 
-fn held_name(by: HeldBy) -> &'static str {
-    match by {
-        HeldBy::Slots => "slots",
-        HeldBy::Rate => "rate",
-        HeldBy::AppRate => "application-rate",
-        HeldBy::Breaker => "breaker",
-        HeldBy::Pause => "pause",
-        HeldBy::Order => "order",
-        HeldBy::Queue => "queue",
-    }
-}
-
 fn cause(rule: Rule, status: Option<u16>) -> String {
     let answer = match status {
         Some(status) => format!("The receiver answered {status}"),
@@ -210,42 +202,6 @@ fn spelt(millis: u64) -> String {
     show_duration(Duration::from_millis(if millis < 10_000 { millis } else { millis / 1_000 * 1_000 }))
 }
 
-fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Delivered => "delivered",
-        Class::Transient => "transient",
-        Class::Ambiguous => "ambiguous",
-        Class::Permanent => "permanent",
-        Class::Gone => "gone",
-    }
-}
-
-fn rule_name(rule: Rule) -> &'static str {
-    match rule {
-        Rule::Success => "success",
-        Rule::AskedToWait => "asked-to-wait",
-        Rule::ServerError => "server-error",
-        Rule::NotFound => "not-found",
-        Rule::Gone => "gone",
-        Rule::Redirect => "redirect",
-        Rule::ClientError => "client-error",
-        Rule::NotImplemented => "not-implemented",
-        Rule::ProtocolSwitch => "protocol-switch",
-        Rule::Dns => "dns",
-        Rule::ForbiddenAddress => "forbidden-address",
-        Rule::Connection => "connection",
-        Rule::Certificate => "certificate",
-        Rule::Handshake => "handshake",
-        Rule::Timeout => "timeout",
-        Rule::NotHttp => "not-http",
-        Rule::LocalResource => "local-resource",
-        Rule::Override => "override",
-        Rule::AbortAsked => "abort-asked",
-        Rule::RedirectRefused => "redirect-refused",
-        Rule::NoToken => "no-token",
-    }
-}
-
 /// Why a delivery was given up, in words.
 pub fn death_words(reason: DeathReason) -> &'static str {
     match reason {
@@ -255,17 +211,6 @@ pub fn death_words(reason: DeathReason) -> &'static str {
         DeathReason::EndpointGone => "Its endpoint was deleted.",
         DeathReason::Cancelled => "It was cancelled on request.",
         DeathReason::Breaker => "Its turn came while the endpoint's circuit breaker was open.",
-    }
-}
-
-pub fn death_name(reason: DeathReason) -> &'static str {
-    match reason {
-        DeathReason::Permanent => "permanent",
-        DeathReason::Exhausted => "exhausted",
-        DeathReason::Expired => "expired",
-        DeathReason::EndpointGone => "endpoint-gone",
-        DeathReason::Cancelled => "cancelled",
-        DeathReason::Breaker => "breaker",
     }
 }
 

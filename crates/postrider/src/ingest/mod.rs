@@ -9,10 +9,12 @@ use crate::{
     clock::Clock,
     directory::{AppEntry, Directory, EndpointEntry},
     statistics::Statistics,
+    telemetry::{Tops, Traces},
 };
 use gate::{Gate, GateLimits};
+use opentelemetry::KeyValue;
 use postrider_engine::{EndpointKey, Timestamp, policy::Ordering};
-use postrider_store::{AcceptError, Accepted, By, Content, Idempotency, NewMessage, Store};
+use postrider_store::{AcceptError, Accepted, By, Content, Idempotency, NewMessage, Store, TraceContext};
 use rates::{RateLimits, Rates};
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ pub struct Ingest {
     rates: Rates,
     accepted: metrics::Counter,
     statistics: Option<Arc<Statistics>>,
+    tops: Arc<Tops>,
+    traces: Option<Arc<Traces>>,
 }
 
 #[derive(Clone)]
@@ -36,21 +40,16 @@ pub struct NewEvent {
     pub idempotency: Option<Idempotency>,
     /// Goes to this endpoint alone.
     pub only: Option<EndpointKey>,
+    /// Where in a trace its producer was.
+    pub trace: Option<TraceContext>,
 }
 
 impl Ingest {
     pub fn new(store: Arc<dyn Store>, directory: Arc<Directory>, clock: Clock) -> Self {
         let gate = Arc::new(Gate::new(GateLimits::default()));
         let rates = Rates::new(RateLimits::default());
-        Self {
-            store,
-            directory,
-            clock,
-            gate,
-            rates,
-            accepted: metrics::counter!("postrider_messages_accepted_total"),
-            statistics: None,
-        }
+        let accepted = metrics::counter!("postrider_messages_accepted_total");
+        Self { store, directory, clock, gate, rates, accepted, tops: Arc::default(), traces: None, statistics: None }
     }
 
     /// Without this there are none.
@@ -61,6 +60,16 @@ impl Ingest {
     /// Counts what is accepted, for the charts.
     pub fn with_statistics(self, statistics: Arc<Statistics>) -> Self {
         Self { statistics: Some(statistics), ..self }
+    }
+
+    /// Counts also by name.
+    pub fn with_tops(self, tops: Arc<Tops>) -> Self {
+        Self { tops, ..self }
+    }
+
+    /// Without this nothing is traced; what a producer says about its trace is passed on nevertheless.
+    pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
+        Self { traces, ..self }
     }
 
     /// What a message from outside must be within, once it is known whose it is.
@@ -75,7 +84,33 @@ impl Ingest {
 
     /// After `Ok` the message and all that it owes are on the disk.
     pub async fn accept(&self, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
+        let Some(traces) = &self.traces else { return self.accept_untraced(app, event).await };
+        let span = traces.accepting(event.trace.as_ref(), self.clock.now());
+        let Some(span) = span else { return self.accept_untraced(app, event).await };
+        event.trace = Some(span.context());
+        let event_type = event.content.event_type.clone();
+        let answer = self.accept_untraced(app, event).await;
+        let (message, is_repeated, failed) = match &answer {
+            Ok(Accepted::Now(message)) => (Some(*message), false, None),
+            Ok(Accepted::Before(message)) => (Some(*message), true, None),
+            Err(AcceptError::Store(_)) => (None, false, Some("the store could not take it")),
+            Err(AcceptError::EventIdTaken | AcceptError::KeyReused | AcceptError::Outdated) => {
+                (None, false, Some("refused"))
+            }
+        };
+        let known = [
+            KeyValue::new("postrider.application", traces.ids.id_of(app.application.key)),
+            KeyValue::new("postrider.event_type", event_type),
+            KeyValue::new("postrider.repeated", is_repeated),
+        ];
+        let message = message.map(|message| KeyValue::new("messaging.message.id", traces.ids.id_of(message)));
+        span.end(self.clock.now(), failed, known.into_iter().chain(message));
+        answer
+    }
+
+    async fn accept_untraced(&self, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
         let mut newer: Option<Arc<AppEntry>> = None;
+        let event_type = event.content.event_type.clone();
         for tries_left in (0..TRIES_MAX).rev() {
             let entry = newer.as_deref().unwrap_or(app);
             // Only an entry that is counted can be found outdated.
@@ -88,6 +123,7 @@ impl Ingest {
                         if let Some(statistics) = &self.statistics {
                             statistics.accepted(self.clock.now());
                         }
+                        self.tops.accepted(app.application.key, &event_type);
                     }
                     return Ok(accepted);
                 }
@@ -124,5 +160,6 @@ fn message(app: &AppEntry, event: NewEvent, at: Timestamp) -> NewMessage {
         owed,
         fifo,
         idempotency: event.idempotency,
+        trace: event.trace,
     }
 }

@@ -114,8 +114,13 @@ impl Desk {
     async fn offer(&self, offer: Offer) -> Result<End, StoreError> {
         let Offer { id, past, app, content, named_by, idempotency } = offer;
         let refused = |error: &str| Ok(End::Refused(past.refusal(id, error.to_owned())));
-        let event =
-            NewEvent { content: content.clone(), payload_expires_at: None, idempotency: Some(idempotency), only: None };
+        let event = NewEvent {
+            content: content.clone(),
+            payload_expires_at: None,
+            idempotency: Some(idempotency),
+            only: None,
+            trace: None,
+        };
         match self.ingest.accept(&app, event).await {
             Ok(_) => Ok(End::Stored),
             // Looked up anew with the next walk, where it shows if the application is gone.

@@ -85,6 +85,8 @@ impl Drop for Line<'_> {
             Ok(()) | Err(TrySendError::Disconnected(_)) => {}
             Err(TrySendError::Full(_)) => {
                 self.lines.dropped.fetch_add(1, Ordering::Relaxed);
+                // Looked up each time: lines are written before metrics are counted.
+                metrics::counter!("postrider_log_lines_dropped_total").increment(1);
             }
         }
     }

@@ -157,7 +157,7 @@ fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3)
 }
 
-fn trusted(extra_ca_pem: Option<&[u8]>) -> Result<RootCertStore, ExtraCaError> {
+pub(crate) fn trusted(extra_ca_pem: Option<&[u8]>) -> Result<RootCertStore, ExtraCaError> {
     let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     if let Some(pem) = extra_ca_pem {
         let known = roots.len();

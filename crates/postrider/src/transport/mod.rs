@@ -16,6 +16,7 @@ pub mod url;
 
 pub use client_tls::ClientTls;
 pub use connect::ExtraCaError;
+pub(crate) use connect::trusted;
 pub use egress::{AddressGuard, Forbidden};
 pub use proxy::{EgressProxy, NotAProxy};
 pub use redirect::REDIRECTS_MAX;

@@ -75,6 +75,11 @@ impl Server {
         self.variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
     }
 
+    /// From the next start on, besides those that it has.
+    pub fn add_flags(&mut self, flags: &[&str]) {
+        self.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
+    }
+
     /// Whether it has ended by itself, and how.
     pub fn has_ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.as_mut()?.try_wait().expect("a child of ours")?;
