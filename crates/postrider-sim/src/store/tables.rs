@@ -12,7 +12,7 @@ use postrider_engine::{
 };
 use postrider_store::{
     Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
-    Idempotency, Letter, Message, Task, TaskKey, TokenId,
+    Idempotency, JournalEntry, JournalKey, Letter, Message, Task, TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +55,9 @@ pub struct Tables {
     /// By application and session; none: all of them.
     pub revoked_sessions: BTreeMap<(AppKey, Option<String>), Vec<RevokedRow>>,
     pub audit: BTreeMap<AuditKey, AuditEntry>,
+    pub journal: BTreeMap<JournalKey, JournalEntry>,
+    /// How many entries there ever were.
+    pub journal_entries: i64,
     pub tasks: BTreeMap<TaskKey, TaskRow>,
     /// The greatest key that is in use.
     pub minted: i64,

@@ -160,6 +160,8 @@ pub(crate) const TABLES: &[Table] = &[
             ("status", Small),
         ],
     ),
+    // The keys are given anew, in the same order.
+    table("journal", "journal", &[("name", Text), ("at", Big), ("app", Big), ("what", Text)]),
     table("answer", "answer", &[("key", Bytes), ("at", Big), ("request", Bytes), ("status", Small), ("body", Bytes)]),
     table(
         "job",

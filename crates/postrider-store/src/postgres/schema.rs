@@ -11,7 +11,7 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, JOURNAL];
 
 /// `node.batch` counts a node's transactions, so that after a lost answer it is known whether the last one was committed;
 /// changing that row also keeps the node from being declared dead in the middle of one. `node.settled_through`: every
@@ -310,6 +310,17 @@ const CALLERS: &str = "
         $$ BEGIN RAISE EXCEPTION 'the audit log is only ever added to'; END $$;
     CREATE TRIGGER audit_is_only_added_to BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
         FOR EACH STATEMENT EXECUTE FUNCTION audit_is_only_added_to();
+";
+
+/// `app` is 0 where the deployment itself is meant.
+const JOURNAL: &str = "
+    CREATE TABLE journal (
+        key  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        name text COLLATE \"C\" NOT NULL UNIQUE,
+        at   bigint NOT NULL,
+        app  bigint NOT NULL,
+        what text NOT NULL
+    );
 ";
 
 /// Where the version is kept: the first eight bytes of this note.
