@@ -1,7 +1,7 @@
 //! Puts the parts together and runs them: the one place that knows them all.
 
 use crate::{
-    clock,
+    alerts, clock,
     config::Settings,
     credentials::{Credentials, key_text::KeyTexts},
     dashboard::{self, Sessions},
@@ -174,6 +174,10 @@ impl Server {
 
         let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
         let ingest = Arc::new(ingest.with_rates(settings.ingest_rates));
+        beside.spawn({
+            let (store, directory) = (Arc::clone(&store), Arc::clone(&directory));
+            alerts::desk::Desk { store, directory, ingest: Arc::clone(&ingest), ids: ids.clone() }.keep()
+        });
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),

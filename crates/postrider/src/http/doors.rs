@@ -131,6 +131,16 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/bulk-replay", "v1.endpoint.bulk-replay", REPLAY, Yes),
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/send-example", "v1.endpoint.send-example", REPLAY, Yes),
 
+    door("GET", "/api/v1/operational-webhook/endpoint", "v1.operational-webhook.endpoint.list", READ, No),
+    door("POST", "/api/v1/operational-webhook/endpoint", "v1.operational-webhook.endpoint.create", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.get", READ, No),
+    door("PUT", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.upsert", MANAGE, Yes),
+    door("DELETE", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.delete", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/headers", "v1.operational-webhook.endpoint.get-headers", READ, No),
+    door("PUT", "/api/v1/operational-webhook/endpoint/{endpoint_id}/headers", "v1.operational-webhook.endpoint.set-headers", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret", "v1.operational-webhook.endpoint.get-secret", MANAGE, Yes),
+    door("POST", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret/rotate", "v1.operational-webhook.endpoint.rotate-secret", MANAGE, Yes),
+
     // Every message in the audit log would drown the rest; the messages are a log of their own.
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),
     door("GET", "/api/v1/app/{app_id}/msg", "v1.message.list", READ, No),

@@ -153,6 +153,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(endpoint_oauth::routes())
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
+        .merge(endpoints::operational::routes())
         .merge(event_types::routes())
         .merge(expunge::routes())
         .merge(health::routes())
