@@ -1,7 +1,11 @@
 //! Puts the parts together and runs them: the one place that knows them all.
 
 use crate::{
-    alerts, clock,
+    alerts::{
+        self,
+        mail::{Mailer, Pace, Post},
+    },
+    clock,
     config::Settings,
     credentials::{Credentials, key_text::KeyTexts},
     dashboard::{self, Sessions},
@@ -32,7 +36,7 @@ use std::{
 use tokio::{
     net::TcpListener,
     signal::unix,
-    sync::watch,
+    sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
 };
 
@@ -41,6 +45,9 @@ const METRICS_EVERY: Duration = Duration::from_secs(5);
 
 /// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
 const COUNTING_SHARE: u32 = 100;
+
+/// Alerts that may wait to be mailed.
+const MAIL_QUEUE_MAX: usize = 1_000;
 
 /// How often it is looked whether the store is still there.
 const STORE_EVERY: Duration = Duration::from_secs(1);
@@ -130,6 +137,16 @@ impl Server {
         let tasks = Arc::new(Tasks::default());
         let (stop, stopped) = watch::channel(false);
 
+        let (bell, told) = alerts::Alerts::new(alerts::watch::Watch::over(settings.alerts.window));
+        let bell = Arc::new(bell);
+        let mailer = settings.mail.as_ref().map(|mail| Mailer::new(mail, &settings.node_name).map(Arc::new));
+        let mailer = mailer.transpose()?;
+        let mail = mailer.as_ref().map(|mailer| {
+            let (mail, queue) = mpsc::channel(MAIL_QUEUE_MAX);
+            beside.spawn(Post { mailer: Arc::clone(mailer), queue, pace: Pace::default() }.keep());
+            mail
+        });
+        beside.spawn(alerts::teller::Teller { store: Arc::clone(&store), queue: told, mail }.keep());
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -139,7 +156,8 @@ impl Server {
             clock: clock::own(),
             rng: system_rng()?,
         })
-        .with_requests_max(requests_max());
+        .with_requests_max(requests_max())
+        .with_alerts(Arc::clone(&bell));
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
             payloads: settings.retention_payloads,
@@ -152,6 +170,15 @@ impl Server {
             async move { tasks.run(store, directory, retention, clock::own()).await }
         });
         beside.spawn(keep_metrics(metrics.clone(), Arc::clone(&store)));
+        let lookout = alerts::lookout::Lookout::new(
+            Arc::clone(&store),
+            Arc::clone(&directory),
+            Arc::clone(&bell),
+            ids.clone(),
+            (settings.alerts, settings.node_name.clone()),
+            clock::own(),
+        );
+        beside.spawn(lookout.keep());
         let rotation = Rotation {
             folder: settings.encryption_keys().is_none().then(|| settings.data.clone()),
             vault: Arc::clone(&vault),
@@ -174,10 +201,13 @@ impl Server {
 
         let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
         let ingest = Arc::new(ingest.with_rates(settings.ingest_rates));
-        beside.spawn({
-            let (store, directory) = (Arc::clone(&store), Arc::clone(&directory));
-            alerts::desk::Desk { store, directory, ingest: Arc::clone(&ingest), ids: ids.clone() }.keep()
+        let teller = Arc::new(alerts::desk::Desk {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            ingest: Arc::clone(&ingest),
+            ids: ids.clone(),
         });
+        beside.spawn(Arc::clone(&teller).keep());
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -202,6 +232,8 @@ impl Server {
             ingest,
             directory,
             tasks,
+            alerts: bell,
+            trial: alerts::trial::Trial { desk: teller, mailer },
             guard,
             clock: clock::now,
             rng: Mutex::new(system_rng()?),

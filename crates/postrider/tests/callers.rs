@@ -94,7 +94,7 @@ fn needed(operation: &str) -> Option<Scope> {
     match (resource, verb) {
         ("health", _) | ("schedule", _) | ("preset", _) => None,
         ("endpoint", "public-keys") | ("authentication", "whoami" | "logout") => None,
-        ("api-key" | "audit" | "token", _) => Some(Scope::Admin),
+        ("api-key" | "audit" | "token" | "alert", _) => Some(Scope::Admin),
         ("authentication", _) => Some(Scope::Manage),
         ("message", "create") => Some(Scope::Ingest),
         ("endpoint", "recover" | "replay-missing" | "bulk-replay" | "send-example") => Some(Scope::Replay),

@@ -51,7 +51,9 @@ async fn the_official_client_manages_operational_endpoints(store: StoreKind) {
         description: Some("on call".to_owned()),
         event_types: Some(["endpoint.created".to_owned()].into()),
         metadata: Some([("team".to_owned(), "infra".to_owned())].into()),
-        headers: Some([("x-own".to_owned(), "1".to_owned()), ("authorization".to_owned(), "Bearer s".to_owned())].into()),
+        headers: Some(
+            [("x-own".to_owned(), "1".to_owned()), ("authorization".to_owned(), "Bearer s".to_owned())].into(),
+        ),
         throttle_rate: Some(9),
         ..OperationalWebhookEndpointIn::new(world.receiver.url("/ops"))
     };
@@ -85,7 +87,10 @@ async fn the_official_client_manages_operational_endpoints(store: StoreKind) {
     let rotated = endpoints.get_secret("ops".to_owned()).await.expect("a secret").key;
     assert_ne!(rotated, secret);
 
-    svix.endpoint().create("acme".to_owned(), EndpointIn::new(world.receiver.url("/hook")), None).await.expect("an endpoint");
+    svix.endpoint()
+        .create("acme".to_owned(), EndpointIn::new(world.receiver.url("/hook")), None)
+        .await
+        .expect("an endpoint");
     let arrived = world.receiver.wait_for("/ops", 1).await;
     for secret in [&secret, &rotated] {
         verify(&arrived[0], secret);
@@ -99,7 +104,8 @@ async fn the_official_client_manages_operational_endpoints(store: StoreKind) {
 
 async fn no_tenant_sees_them_or_their_application(store: StoreKind) {
     let house = House::start_on(store).await;
-    let made = house.post("operational-webhook/endpoint", json!({"url": "https://example.com/ops", "uid": "ops"})).await;
+    let made =
+        house.post("operational-webhook/endpoint", json!({"url": "https://example.com/ops", "uid": "ops"})).await;
     let made = made.expect(201)["id"].as_str().expect("an id").to_owned();
     let hidden = house.api.ids.encode(postrider::ids::Kind::Application, postrider_store::OPERATIONAL.raw());
     for path in [String::new(), "/endpoint".to_owned(), format!("/endpoint/{made}"), "/msg".to_owned()] {

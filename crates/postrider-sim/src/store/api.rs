@@ -1,8 +1,8 @@
 //! The verbs of the store.
 
 use super::{
-    batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, journal, leases, load, memory::Life, node::SimStore,
-    settings, tasks, tidy,
+    batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, journal, leases, load, memory::Life,
+    node::SimStore, settings, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{

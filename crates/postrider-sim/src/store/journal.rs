@@ -3,8 +3,8 @@
 use super::{batch::Batch, tables::Tables};
 use postrider_engine::{AppKey, EndpointKey, Timestamp, Trigger};
 use postrider_store::{
-    AlertHappened, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, JournalEntry, JournalKey,
-    OPERATIONAL, Settlement, Task, TaskHappened,
+    AlertHappened, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, JournalEntry,
+    JournalKey, OPERATIONAL, Settlement, Task, TaskHappened,
 };
 
 /// What has happened in this application, if anybody wants to hear of it. The same change makes one entry.
@@ -56,9 +56,10 @@ pub fn enter_outcome(tables: &mut Tables, settlement: &Settlement) {
         AttemptChange::Failing => {
             tables.waiting(id).is_some_and(|row| row.cycle == settlement.cycle && row.progress.attempts > 0)
         }
-        AttemptChange::Exhausted => tables.dead.get(&(id.endpoint, id.message)).is_some_and(|row| {
-            row.cycle == settlement.cycle && row.standing == super::tables::Standing::Listed
-        }),
+        AttemptChange::Exhausted => tables
+            .dead
+            .get(&(id.endpoint, id.message))
+            .is_some_and(|row| row.cycle == settlement.cycle && row.standing == super::tables::Standing::Listed),
         AttemptChange::Recovered => true,
     };
     let Some(app) = tables.endpoints.get(&id.endpoint).map(|row| row.record.app).filter(|_| holds) else { return };

@@ -130,8 +130,8 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: Endpoint, expect: Expect) -
     }
     let found = found.filter(|row| row.deleted_at.is_none() && row.record.app == app);
     let version = next_version(found.map(|row| row.record.version), expect)?;
-    let before = found
-        .map(|row| Before { is_disabled: row.record.disabled.is_some(), updated_at: row.record.updated_at });
+    let before =
+        found.map(|row| Before { is_disabled: row.record.disabled.is_some(), updated_at: row.record.updated_at });
     let was_disabled = before.is_some_and(|before| before.is_disabled);
     let what = EndpointHappened::of_put(before, &endpoint, version);
     let changed_at = endpoint.updated_at;

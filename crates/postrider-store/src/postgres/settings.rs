@@ -9,8 +9,7 @@ use super::{
     cancel::end_all_waiting,
     execute, health,
     jobs::Turn,
-    journal,
-    one, row, rows,
+    journal, one, row, rows,
     settle::{Cycle, remove_waiting, start_waiting},
     small, tidy,
 };

@@ -351,11 +351,7 @@ pub fn delete_endpoint(
 }
 
 /// What there is to tell of endpoints that are about to be deleted, by the names that they still have: of one, or of all.
-fn ending(
-    connection: &Connection,
-    app: AppKey,
-    only: Option<EndpointKey>,
-) -> rusqlite::Result<Vec<EndpointHappened>> {
+fn ending(connection: &Connection, app: AppKey, only: Option<EndpointKey>) -> rusqlite::Result<Vec<EndpointHappened>> {
     if !journal::is_heard(connection, app)? {
         return Ok(Vec::new());
     }

@@ -11,7 +11,7 @@ use crate::{
     ingest::{Ingest, NewEvent},
 };
 use bytes::Bytes;
-use postrider_engine::{AppKey, EndpointKey};
+use postrider_engine::{AppKey, EndpointKey, MessageKey};
 use postrider_store::{
     AcceptError, Accepted, Attempt, AttemptFilter, AttemptHappened, AttemptsOf, By, Content, Happened, Idempotency,
     JournalEntry, OPERATIONAL, Order, Page, Store, StoreError,
@@ -29,7 +29,7 @@ pub struct Desk {
 
 impl Desk {
     /// For as long as the server runs. Of several nodes one does it.
-    pub async fn keep(self) {
+    pub async fn keep(self: Arc<Self>) {
         let mut looks = 0_u32;
         loop {
             // Where nobody listens nothing is entered. What is left from when someone did is cleared away now and then.
@@ -84,14 +84,14 @@ impl Desk {
         self.send(&listeners, &event, &entry.what.name(), None).await.map(drop)
     }
 
-    /// Stores an event for those who want it, or for one alone, and tells how many do. The same name makes one message.
+    /// Stores an event for those who want it, or for one alone. The same name makes one message. `None`: nobody wants it.
     pub async fn send(
         &self,
         listeners: &AppEntry,
         event: &Event,
         name: &str,
         only: Option<EndpointKey>,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<Option<MessageKey>, StoreError> {
         let content = Content {
             event_type: event.name.clone(),
             event_id: None,
@@ -102,17 +102,13 @@ impl Desk {
             deliver_at: None,
             payload: Bytes::from(event.body()),
         };
-        let wanting = match only {
-            Some(_) => 1,
-            None => listeners.endpoints.iter().filter(|endpoint| endpoint.wants(&content)).count(),
-        };
-        if wanting == 0 {
-            return Ok(0);
+        if only.is_none() && !listeners.endpoints.iter().any(|endpoint| endpoint.wants(&content)) {
+            return Ok(None);
         }
         let idempotency = Some(Idempotency { key: key_of(name), request: [0; 16], chosen: false });
         let event = NewEvent { content, payload_expires_at: None, idempotency, only };
         match self.ingest.accept(listeners, event).await {
-            Ok(Accepted::Now(_) | Accepted::Before(_)) => Ok(wanting),
+            Ok(Accepted::Now(message) | Accepted::Before(message)) => Ok(Some(message)),
             Err(AcceptError::Store(error)) => Err(error),
             Err(error @ (AcceptError::Outdated | AcceptError::EventIdTaken | AcceptError::KeyReused)) => {
                 Err(StoreError::Database(error.to_string()))
@@ -132,7 +128,9 @@ impl Desk {
                 Some(Event::of_endpoint(ids, (app, uid.as_deref()), happened))
             }
             (Happened::Attempt(happened), Some(app)) => {
-                let Some(message) = self.store.message(app, By::Key(happened.message())).await? else { return Ok(None) };
+                let Some(message) = self.store.message(app, By::Key(happened.message())).await? else {
+                    return Ok(None);
+                };
                 let Some(attempt) = self.attempt(happened).await? else { return Ok(None) };
                 let uid = self.uid_of(app).await?;
                 let event_id = message.content.event_id.as_deref();

@@ -8,7 +8,7 @@ use postrider_store::{
 use serde_json::{Value, json};
 
 /// Every event that is ever sent.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 17] = [
     "background_task.finished",
     "endpoint.created",
     "endpoint.deleted",
@@ -18,6 +18,14 @@ pub const NAMES: [&str; 9] = [
     "message.attempt.exhausted",
     "message.attempt.failing",
     "message.attempt.recovered",
+    "postrider.application.failing",
+    "postrider.application.recovered",
+    "postrider.endpoint.failing",
+    "postrider.endpoint.recovered",
+    "postrider.endpoint.warned",
+    "postrider.system.cleared",
+    "postrider.system.raised",
+    "postrider.test",
 ];
 
 /// An event, ready to be sent.

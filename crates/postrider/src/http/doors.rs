@@ -68,6 +68,8 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/health", "v1.health.get", Need::Nothing, No),
     door("HEAD", "/api/v1/health", "v1.health.head", Need::Nothing, No),
     door("GET", "/api/v1/health/ping", "v1.health.ping", Need::Nothing, No),
+    door("GET", "/api/v1/health/live", "v1.health.live", Need::Nothing, No),
+    door("GET", "/api/v1/health/ready", "v1.health.ready", Need::Nothing, No),
     door("GET", "/.well-known/jwks/{endpoint_id}", "v1.endpoint.public-keys", Need::Nothing, No),
     door("GET", "/metrics", METRICS, READ, No),
 
@@ -83,6 +85,7 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/api-key/{key_id}/revoke", "v1.api-key.revoke", ADMIN, Yes),
     door("POST", "/api/v1/api-key/{key_id}/rotate", "v1.api-key.rotate", ADMIN, Yes),
     door("GET", "/api/v1/audit", "v1.audit.list", ADMIN, No),
+    door("POST", "/api/v1/alert/test", "v1.alert.test", ADMIN, Yes),
 
     door("GET", "/api/v1/app", "v1.application.list", READ, No),
     door("POST", "/api/v1/app", "v1.application.create", MANAGE, Yes),

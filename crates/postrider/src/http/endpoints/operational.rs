@@ -185,11 +185,7 @@ fn check_sent(wanted: Option<&[String]>) -> Result<(), Error> {
         ("order" = Option<String>, Query, description = "ascending or descending (the default)"),
     ),
     responses((status = 200, body = ListOut<OperationalWebhookEndpointOut>)))]
-async fn list(
-    State(api): State<Arc<Api>>,
-    InOperation(app): InOperation,
-    mut query: Query,
-) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, InOperation(app): InOperation, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Descending)?;
     query.finish()?;
     let rows = app.store.endpoints(asked.page()).await?;
