@@ -4,6 +4,7 @@
 //! That is why a year of retries runs in a test in milliseconds, and why the same seed gives the same
 //! history again. The manifest keeps it so: no async runtime, no clock, no serde, no log.
 
+pub mod alarm;
 pub mod keys;
 pub mod lanes;
 pub mod outcome;

@@ -11,6 +11,7 @@ pub mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
 mod intake;
+mod journal;
 pub mod marks;
 mod moving;
 pub mod outbox;
@@ -23,6 +24,7 @@ mod store;
 mod tallies;
 
 pub use callers::*;
+pub use journal::*;
 pub use moving::{MoveError, Moved, Progress, Step, move_to_postgres};
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use records::*;

@@ -2,6 +2,7 @@
 
 use crate::{
     callers::*,
+    journal::*,
     records::*,
     shards::{Shards, Tenure},
     tallies::{Counted, TalliesOf, Tally},
@@ -237,6 +238,16 @@ pub trait Store: Send + Sync + 'static {
     /// Adds to the audit log. Nothing takes anything out of it again.
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError>;
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError>;
+
+    // What operators are told.
+
+    /// Enters what a node found out by watching, if there is an operational endpoint. What has the name of an entry that
+    /// is there is entered once.
+    async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError>;
+    /// The entries that nobody has been told of yet, the oldest first.
+    async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError>;
+    /// These are dealt with, and go.
+    async fn strike_out(&self, entries: Vec<JournalKey>) -> Result<(), StoreError>;
 
     // Work in the background.
 

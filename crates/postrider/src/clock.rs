@@ -10,6 +10,7 @@
 use postrider_engine::Timestamp;
 use postrider_store::{Store, StoreError};
 use std::{
+    fmt,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicI64, Ordering},
@@ -28,6 +29,22 @@ pub fn now() -> Timestamp {
 /// This process's own clock.
 pub fn own() -> Clock {
     TIME.clone()
+}
+
+/// A time as RFC 3339 writes it.
+pub struct Shown(pub Timestamp);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, millis) = (self.0.as_millis().div_euclid(1_000), self.0.as_millis().rem_euclid(1_000));
+        // Not by milliseconds: those end before the last second does.
+        match jiff::Timestamp::new(seconds, millis as i32 * 1_000_000) {
+            Ok(time) => write!(f, "{time}"),
+            // Times of ours are far inside; sums that saturated are not.
+            Err(_) if self.0.as_millis() < 0 => write!(f, "{}", jiff::Timestamp::MIN),
+            Err(_) => write!(f, "{}", jiff::Timestamp::MAX),
+        }
+    }
 }
 
 /// A clock to go by. Clones are one and the same.

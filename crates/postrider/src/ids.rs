@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::{ApiKeyKey, AuditKey, By, TaskKey};
+use postrider_store::{ApiKeyKey, AuditKey, By, OPERATIONAL, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 
@@ -63,13 +63,16 @@ impl IdCodec {
         str::from_utf8(&text[..prefix.len() + DIGITS]).expect("prefix and digits are ASCII").to_owned()
     }
 
-    /// The key in an id that this deployment made, and nothing for any other text.
+    /// The key in an id that this deployment made, and nothing for any other text. The application of the operational
+    /// endpoints has no id, whoever works one out: it is nobody's.
     pub fn decode(&self, kind: Kind, id: &str) -> Option<i64> {
         let words = read_digits(id.strip_prefix(kind.prefix())?.as_bytes())?;
         let key = i64::try_from(u64::from(words[0]) << 32 | u64::from(words[1])).ok()?;
         let tag = u128::from(words[2]) << 64 | u128::from(words[3]) << 32 | u128::from(words[4]);
         // One comparison of whole words: how long it takes tells nothing about where they differ.
-        (self.tag(kind, key) ^ tag == 0).then_some(key)
+        let is_ours = self.tag(kind, key) ^ tag == 0;
+        let is_hidden = kind == Kind::Application && key == OPERATIONAL.raw();
+        (is_ours && !is_hidden).then_some(key)
     }
 
     pub fn id_of<K: PublicKey>(&self, key: K) -> String {

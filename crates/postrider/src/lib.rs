@@ -3,6 +3,7 @@
 //! This crate is the shell around the engine and the store: HTTP in, HTTP out, settings and the command
 //! line. What it decides itself is little; see `postrider-engine` for when and whether to try again.
 
+pub mod alerts;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -1,6 +1,10 @@
 //! Puts the parts together and runs them: the one place that knows them all.
 
 use crate::{
+    alerts::{
+        self,
+        mail::{Mailer, Pace, Post},
+    },
     clock,
     config::Settings,
     credentials::{Credentials, key_text::KeyTexts},
@@ -35,9 +39,12 @@ use std::{
 use tokio::{
     net::TcpListener,
     signal::unix,
-    sync::watch,
+    sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
 };
+
+/// Alerts that may wait to be mailed.
+const MAIL_QUEUE_MAX: usize = 1_000;
 
 /// How often it is looked whether the store is still there.
 const STORE_EVERY: Duration = Duration::from_secs(1);
@@ -135,6 +142,16 @@ impl Server {
         };
         let traces = settings.traces.as_ref().map(start_traces).transpose()?;
         let tops = Arc::new(Tops::new(settings.metrics_top, ids.clone()));
+        let (bell, told) = alerts::Alerts::new(alerts::watch::Watch::over(settings.alerts.window));
+        let bell = Arc::new(bell);
+        let mailer = settings.mail.as_ref().map(|mail| Mailer::new(mail, &settings.node_name).map(Arc::new));
+        let mailer = mailer.transpose()?;
+        let mail = mailer.as_ref().map(|mailer| {
+            let (mail, queue) = mpsc::channel(MAIL_QUEUE_MAX);
+            beside.spawn(Post { mailer: Arc::clone(mailer), queue, pace: Pace::default() }.keep());
+            mail
+        });
+        beside.spawn(alerts::teller::Teller { store: Arc::clone(&store), queue: told, mail }.keep());
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -146,7 +163,8 @@ impl Server {
         })
         .with_requests_max(requests_max())
         .with_statistics(Arc::clone(&statistics))
-        .watched(Arc::clone(&tops), traces.clone());
+        .watched(Arc::clone(&tops), traces.clone())
+        .with_alerts(Arc::clone(&bell));
         let view = dispatch.view();
         let dispatching = tokio::spawn(dispatch.run(stopped.clone()));
         let retention = Retention {
@@ -172,6 +190,15 @@ impl Server {
             let (statistics, store) = (Arc::clone(&statistics), Arc::clone(&store));
             async move { statistics.keep(&*store, clock::now).await }
         });
+        let lookout = alerts::lookout::Lookout::new(
+            Arc::clone(&store),
+            Arc::clone(&directory),
+            Arc::clone(&bell),
+            ids.clone(),
+            (settings.alerts, settings.node_name.clone()),
+            clock::own(),
+        );
+        beside.spawn(lookout.keep());
         let rotation = Rotation {
             folder: settings.encryption_keys().is_none().then(|| settings.data.clone()),
             vault: Arc::clone(&vault),
@@ -195,6 +222,13 @@ impl Server {
         let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
         let ingest = ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics));
         let ingest = Arc::new(ingest.with_tops(Arc::clone(&tops)).with_traces(traces.clone()));
+        let teller = Arc::new(alerts::desk::Desk {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            ingest: Arc::clone(&ingest),
+            ids: ids.clone(),
+        });
+        beside.spawn(Arc::clone(&teller).keep());
         let desk = Arc::new(Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -220,6 +254,8 @@ impl Server {
             ingest,
             directory,
             tasks,
+            alerts: bell,
+            trial: alerts::trial::Trial { desk: teller, mailer },
             guard,
             clock: clock::now,
             rng: Mutex::new(system_rng()?),

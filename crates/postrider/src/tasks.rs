@@ -5,7 +5,7 @@
 
 use crate::{clock::Clock, directory::Directory};
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, policy::Breaker};
-use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskStatus, step};
+use postrider_store::{Retention, Shards, Store, StoreError, TaskKey, TaskKind, TaskStatus, step};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::Instant};
 
@@ -51,6 +51,18 @@ impl Tasks {
             }
             let _ = tokio::time::timeout(TIDY_EVERY, self.work.notified()).await;
         }
+    }
+}
+
+/// The contract's names, and two of ours for what it does not know.
+pub fn type_name(kind: &TaskKind) -> &'static str {
+    match kind {
+        TaskKind::Recover { .. } | TaskKind::ReplayDead { .. } => "endpoint.recover",
+        TaskKind::ReplayMissing { .. } => "endpoint.replay",
+        TaskKind::BulkReplay { .. } => "endpoint.bulk-replay",
+        TaskKind::Purge => "application.purge_content",
+        TaskKind::Cancel { .. } => "endpoint.cancel",
+        TaskKind::Resume { .. } => "endpoint.resume",
     }
 }
 

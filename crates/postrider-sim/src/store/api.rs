@@ -1,8 +1,8 @@
 //! The verbs of the store.
 
 use super::{
-    batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, leases, load, memory::Life, node::SimStore,
-    settings, tallies, tasks, tidy,
+    batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, journal, leases, load, memory::Life,
+    node::SimStore, settings, tallies, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -483,6 +483,18 @@ impl Store for SimStore {
 
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
         self.node.read(|state| tallies::list(&state.tables, of)).await
+    }
+
+    async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError> {
+        self.node.turn(move |batch| journal::enter_alert(batch, app, alert, at)).await
+    }
+
+    async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
+        self.node.read(|state| journal::untold(&state.tables, limit)).await
+    }
+
+    async fn strike_out(&self, entries: Vec<JournalKey>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| journal::strike_out(batch, &entries)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

@@ -16,6 +16,7 @@ mod cluster;
 mod database;
 mod history;
 mod jobs;
+mod journal;
 mod keeper;
 mod leases;
 mod load;

@@ -2,11 +2,13 @@
 
 use super::{
     batch::{Batch, Kind},
+    journal,
     tables::{AnswerRow, AppRow, Cycle, EndpointRow, Tables},
 };
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
 use postrider_store::{
-    Application, Archived, By, Committed, Cut, Endpoint, EventType, Expect, Order, Page, PutError, Remember,
+    Application, Archived, Before, By, Committed, Cut, Endpoint, EndpointHappened, EventType, Expect, Happened, Order,
+    Page, PutError, Remember,
 };
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -81,6 +83,7 @@ pub fn applications(tables: &Tables, page: &Page<AppKey>) -> Vec<Application> {
 
 pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> bool {
     let found = batch.tables.applications.get_mut(&app).filter(|row| row.deleted_at.is_none());
+    let app_uid = found.as_ref().and_then(|row| row.record.uid.clone());
     let deleted = found.map(|row| {
         row.deleted_at = Some(at);
         row.generation += 1;
@@ -90,6 +93,7 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
         batch.tables.application_uids.remove(uid);
     }
     for endpoint in batch.tables.endpoints_of.remove(&app).unwrap_or_default() {
+        journal::enter_end(batch.tables, app_uid.clone(), endpoint, at);
         end_endpoint(batch.tables, endpoint, at);
     }
     batch.announce(Committed::Settings { app });
@@ -126,7 +130,11 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: Endpoint, expect: Expect) -
     }
     let found = found.filter(|row| row.deleted_at.is_none() && row.record.app == app);
     let version = next_version(found.map(|row| row.record.version), expect)?;
-    let was_disabled = found.is_some_and(|row| row.record.disabled.is_some());
+    let before =
+        found.map(|row| Before { is_disabled: row.record.disabled.is_some(), updated_at: row.record.updated_at });
+    let was_disabled = before.is_some_and(|before| before.is_disabled);
+    let what = EndpointHappened::of_put(before, &endpoint, version);
+    let changed_at = endpoint.updated_at;
     let old_uid = found.and_then(|row| row.record.uid.clone());
     let is_enabled = endpoint.disabled.is_none();
     let uids = tables.endpoint_uids.entry(app).or_default();
@@ -144,6 +152,7 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: Endpoint, expect: Expect) -
         tables.healths.remove(&key);
         batch.announce(Committed::Health { endpoint: key });
     }
+    journal::enter(batch.tables, Some(app), what.into_iter().map(Happened::Endpoint), changed_at);
     batch.announce(Committed::Settings { app });
     Ok(())
 }
@@ -172,6 +181,8 @@ pub fn endpoints(tables: &Tables, app: AppKey, page: &Page<EndpointKey>) -> Vec<
 pub fn delete_endpoint(batch: &mut Batch<'_>, app: AppKey, endpoint: EndpointKey, at: Timestamp) -> bool {
     let found = batch.tables.living_endpoint(endpoint).is_some_and(|row| row.record.app == app);
     if found {
+        let app_uid = batch.tables.living_application(app).and_then(|row| row.record.uid.clone());
+        journal::enter_end(batch.tables, app_uid, endpoint, at);
         if let Some(of_app) = batch.tables.endpoints_of.get_mut(&app) {
             of_app.remove(&endpoint);
         }

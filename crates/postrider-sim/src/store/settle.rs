@@ -1,13 +1,12 @@
 //! Writing down what became of deliveries.
 
-use super::batch::Batch;
-use super::tables::Cycle;
+use super::{batch::Batch, journal, tables::Cycle};
 use postrider_engine::{
     AttemptKey, DeliveryId, EndpointKey, OrderKey, Timestamp, Trigger,
     planted::{Bug, planted},
     policy::{DisableReason, Health, Next},
 };
-use postrider_store::{Attempt, AttemptRecord, Cancelled, Committed, Disabled, Settlement};
+use postrider_store::{Attempt, AttemptRecord, Cancelled, Committed, Disabled, EndpointChange, Settlement};
 
 pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) {
     let tenure = batch.tenure();
@@ -15,6 +14,7 @@ pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) {
     for settlement in settlements {
         batch.tables.gallery.tell(&super::witness::Seen::Settled { tenure, settlement });
         settle_one(batch, settlement);
+        journal::enter_outcome(batch.tables, settlement);
     }
     batch.tables.gallery.settling = false;
 }
@@ -82,7 +82,8 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) {
         put_health(batch, endpoint, health);
     }
     if let Some(why) = settlement.disable {
-        disable(batch, endpoint, why, at);
+        let failing_since = settlement.health.and_then(|health| health.failing_since).map(Timestamp::as_millis);
+        disable(batch, endpoint, why, failing_since, at);
     }
 }
 
@@ -139,12 +140,19 @@ fn put_health(batch: &mut Batch<'_>, endpoint: EndpointKey, health: Health) {
     }
 }
 
-fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at: Timestamp) {
+fn disable(
+    batch: &mut Batch<'_>,
+    endpoint: EndpointKey,
+    why: DisableReason,
+    failing_since: Option<i64>,
+    at: Timestamp,
+) {
     let found = batch.tables.endpoints.get_mut(&endpoint).filter(|row| row.deleted_at.is_none());
     let Some(row) = found.filter(|row| row.record.disabled.is_none()) else { return };
     row.record.disabled = Some(Disabled { why, at });
     row.record.version += 1;
     row.record.updated_at = at;
     let app = row.record.app;
+    journal::enter_switch(batch.tables, endpoint, EndpointChange::Disabled { failing_since }, at);
     batch.announce(Committed::Settings { app });
 }

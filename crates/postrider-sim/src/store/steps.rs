@@ -12,7 +12,7 @@ use super::{
 };
 use bytes::Bytes;
 use postrider_engine::{AppKey, EndpointKey, MessageKey, OrderKey, Timestamp, Trigger, policy::Breaker};
-use postrider_store::{Cancelled, Committed, DeadFilter, DeadKey, DeliveryState, Keep, ReplayFilter};
+use postrider_store::{Cancelled, Committed, DeadFilter, DeadKey, DeliveryState, EndpointChange, Keep, ReplayFilter};
 use std::{collections::BTreeMap, ops::Bound};
 
 /// Looked at in one step, and so changed at most.
@@ -402,6 +402,7 @@ fn enable(batch: &mut Batch<'_>, (app, endpoint): (AppKey, EndpointKey), at: Tim
     row.record.version += 1;
     row.record.updated_at = at;
     batch.tables.healths.remove(&endpoint);
+    super::journal::enter_switch(batch.tables, endpoint, EndpointChange::Enabled, at);
     batch.announce(Committed::Settings { app });
     batch.announce(Committed::Health { endpoint });
     batch.announce(Committed::Waiting { endpoint, due: at });

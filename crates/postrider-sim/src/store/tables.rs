@@ -12,7 +12,7 @@ use postrider_engine::{
 };
 use postrider_store::{
     Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
-    Idempotency, Letter, Message, TallyCode, TallyOf, TallySpan, Task, TaskKey, TokenId,
+    Idempotency, JournalEntry, JournalKey, Letter, Message, TallyCode, TallyOf, TallySpan, Task, TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,6 +57,9 @@ pub struct Tables {
     pub audit: BTreeMap<AuditKey, AuditEntry>,
     /// By span, start, subject and event.
     pub tallies: BTreeMap<(TallySpan, Timestamp, TallyOf, TallyCode), u64>,
+    pub journal: BTreeMap<JournalKey, JournalEntry>,
+    /// How many entries there ever were.
+    pub journal_entries: i64,
     pub tasks: BTreeMap<TaskKey, TaskRow>,
     /// The greatest key that is in use.
     pub minted: i64,

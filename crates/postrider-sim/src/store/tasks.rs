@@ -2,7 +2,7 @@
 
 use super::{
     batch::Batch,
-    history,
+    history, journal,
     settings::{Put, on_page},
     steps::{self, Sift, Step, Then},
     tables::{Tables, TaskRow},
@@ -98,6 +98,7 @@ pub fn advance(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> Option<Tas
         }
     }
     batch.tables.tasks.insert(key, TaskRow { task: task.clone(), cursor });
+    journal::enter_task(batch.tables, &task, at);
     Some(task)
 }
 
@@ -119,6 +120,7 @@ pub fn cancel_task(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> Option
     row.task.status = TaskStatus::Cancelled;
     row.task.updated_at = at;
     let task = row.task.clone();
+    journal::enter_task(batch.tables, &task, at);
     match task.kind {
         // Its lane was told at once to let go of everything; what was not reached still has rows and is to be sent.
         TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => {

@@ -12,6 +12,7 @@ pub mod deliveries;
 pub mod fixtures;
 pub mod health;
 pub mod history;
+pub mod journal;
 pub mod model;
 pub mod order;
 pub mod reopening;
@@ -146,6 +147,18 @@ macro_rules! conformance {
                 a_person_sets_the_health_back
                 enabling_an_endpoint_sets_its_health_back
                 a_deleted_endpoint_has_no_health
+            }
+            journal {
+                where_nobody_listens_nothing_is_entered
+                every_change_of_an_endpoint_is_entered_once
+                what_is_sealed_again_is_no_change
+                an_endpoint_that_is_disabled_by_its_outcomes_is_entered
+                a_delivery_that_fails_recovers_or_ends_is_entered_once
+                a_late_outcome_of_what_was_cancelled_is_not_entered
+                tasks_are_entered_when_they_end
+                what_concerns_the_operational_endpoints_is_not_entered
+                the_same_alert_is_entered_once
+                entries_stay_until_they_are_struck_out
             }
             order {
                 each_key_is_a_run_from_its_first_message

@@ -165,6 +165,8 @@ pub(crate) const TABLES: &[Table] = &[
         "tally",
         &[("span", Small), ("start", Big), ("kind", Small), ("subject", Big), ("what", Small), ("count", Big)],
     ),
+    // The keys are given anew, in the same order.
+    table("journal", "journal", &[("name", Text), ("at", Big), ("app", Big), ("what", Text)]),
     table("answer", "answer", &[("key", Bytes), ("at", Big), ("request", Bytes), ("status", Small), ("body", Bytes)]),
     table(
         "job",

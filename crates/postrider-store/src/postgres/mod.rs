@@ -19,6 +19,7 @@ mod expire;
 mod health;
 mod history;
 mod jobs;
+mod journal;
 mod leases;
 mod load;
 pub(crate) mod moving;
@@ -50,6 +51,7 @@ pub use visit::Visitor;
 
 use crate::{
     callers::*,
+    journal::*,
     records::*,
     rows::Unreadable,
     shards::{Shards, Tenure},
@@ -643,6 +645,18 @@ impl Store for PostgresStore {
 
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
         look!(self.searchers, |db| tallies::list(db, of).await)
+    }
+
+    async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError> {
+        turn!(self, [alert], |turn| journal::enter_alert(turn, app, &alert, at).await)
+    }
+
+    async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
+        look!(self.readers, |db| journal::untold(db, limit).await)
+    }
+
+    async fn strike_out(&self, entries: Vec<JournalKey>) -> Result<(), StoreError> {
+        turn!(self, [entries], |turn| journal::strike_out(turn, &entries).await)
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

@@ -11,7 +11,7 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
 const TALLIES: &str = "
@@ -323,6 +323,17 @@ const CALLERS: &str = "
         $$ BEGIN RAISE EXCEPTION 'the audit log is only ever added to'; END $$;
     CREATE TRIGGER audit_is_only_added_to BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
         FOR EACH STATEMENT EXECUTE FUNCTION audit_is_only_added_to();
+";
+
+/// `app` is 0 where the deployment itself is meant.
+const JOURNAL: &str = "
+    CREATE TABLE journal (
+        key  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        name text COLLATE \"C\" NOT NULL UNIQUE,
+        at   bigint NOT NULL,
+        app  bigint NOT NULL,
+        what text NOT NULL
+    );
 ";
 
 /// Where the version is kept: the first eight bytes of this note.

@@ -9,13 +9,13 @@ use super::{
     cancel::end_all_waiting,
     execute, health,
     jobs::Turn,
-    one, row, rows,
+    journal, one, row, rows,
     settle::{Cycle, remove_waiting, start_waiting},
     small, tidy,
 };
 use crate::{
-    Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
-    Remember,
+    Answer, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange, EndpointHappened,
+    EventType, Expect, Order, Page, PutError, Remember,
     rows::{
         codes::{disable_code, disable_of, trigger_code},
         from_json,
@@ -206,6 +206,7 @@ pub fn limit(count: usize) -> i64 {
 }
 
 pub async fn delete_application(turn: &mut Turn, app: AppKey, at: Timestamp) -> Result<bool> {
+    let ending = ending(turn.db(), app, None).await?;
     let deleted = execute(
         turn.db(),
         "UPDATE application SET deleted_at = $2, uid = NULL, generation = generation + 1
@@ -225,6 +226,7 @@ pub async fn delete_application(turn: &mut Turn, app: AppKey, at: Timestamp) -> 
         &[&app.raw()],
     )
     .await?;
+    journal::enter_endpoint(turn.db(), app, ending, at).await?;
     turn.announce(Committed::Settings { app });
     turn.announce_work();
     Ok(deleted == 1)
@@ -249,11 +251,13 @@ async fn write_endpoint(turn: &mut Turn, endpoint: &Endpoint, expect: Expect) ->
         turn.db(),
         "SELECT EXISTS (SELECT 1 FROM endpoint WHERE app = $1 AND uid = $2 AND key <> $3),
              EXISTS (SELECT 1 FROM application WHERE key = $1 AND deleted_at IS NULL),
-             EXISTS (SELECT 1 FROM endpoint WHERE key = $3 AND disabled_why IS NOT NULL)",
+             EXISTS (SELECT 1 FROM endpoint WHERE key = $3 AND disabled_why IS NOT NULL),
+             (SELECT updated_at FROM endpoint WHERE key = $3)",
         &[&app, &endpoint.uid, &key],
     )
     .await?;
     let (taken, application_lives, was_disabled): (bool, bool, bool) = (before.get(0), before.get(1), before.get(2));
+    let updated_at: Option<i64> = before.get(3);
     if taken {
         return Ok(Err(PutError::Taken));
     }
@@ -306,6 +310,12 @@ async fn write_endpoint(turn: &mut Turn, endpoint: &Endpoint, expect: Expect) ->
             turn.announce(Committed::Health { endpoint: endpoint.key });
         }
         turn.announce(Committed::Settings { app: endpoint.app });
+        if journal::is_heard(turn.db(), endpoint.app).await? {
+            let before =
+                updated_at.map(|at| Before { is_disabled: was_disabled, updated_at: Timestamp::from_millis(at) });
+            let what = EndpointHappened::of_put(before, endpoint, next_version(expect));
+            journal::enter_endpoint(turn.db(), endpoint.app, what, endpoint.updated_at).await?;
+        }
     }
     Ok(outcome)
 }
@@ -368,6 +378,7 @@ pub async fn endpoint_of_lane(db: &Db, endpoint: EndpointKey) -> Result<Option<E
 }
 
 pub async fn delete_endpoint(turn: &mut Turn, app: AppKey, endpoint: EndpointKey, at: Timestamp) -> Result<bool> {
+    let ending = ending(turn.db(), app, Some(endpoint)).await?;
     let deleted = execute(
         turn.db(),
         "UPDATE endpoint SET deleted_at = $3, uid = NULL, sealed = ''
@@ -378,10 +389,31 @@ pub async fn delete_endpoint(turn: &mut Turn, app: AppKey, endpoint: EndpointKey
     if deleted == 1 {
         raise_generation(turn, app).await?;
         health::forget(turn.db(), endpoint).await?;
+        journal::enter_endpoint(turn.db(), app, ending, at).await?;
         turn.announce_work();
     }
     turn.announce(Committed::Settings { app });
     Ok(deleted == 1)
+}
+
+/// What there is to tell of endpoints that are about to be deleted, by the names that they still have: of one, or of all.
+async fn ending(db: &Db, app: AppKey, only: Option<EndpointKey>) -> Result<Vec<EndpointHappened>> {
+    if !journal::is_heard(db, app).await? {
+        return Ok(Vec::new());
+    }
+    let found = rows(
+        db,
+        "SELECT key, uid, version, (SELECT uid FROM application WHERE key = $1) FROM endpoint
+         WHERE app = $1 AND deleted_at IS NULL AND ($2::bigint IS NULL OR key = $2)",
+        &[&app.raw(), &only.map(EndpointKey::raw)],
+    )
+    .await?;
+    let what = found.iter().map(|row| {
+        let key = EndpointKey::new(row.get(0));
+        let what = EndpointHappened::new(key, row.get(1), row.get(2), EndpointChange::Deleted);
+        EndpointHappened { app_uid: row.get(3), ..what }
+    });
+    Ok(what.collect())
 }
 
 /// Whether `bury` has something to do.

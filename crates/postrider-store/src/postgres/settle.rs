@@ -5,13 +5,13 @@
 //! that the order of the kinds does not show.
 
 use super::{
-    Db, Result, execute, health,
+    Db, Result, execute, health, journal,
     pieces::{self, Piece},
     recover::is_handed,
     row, rows, small,
 };
 use crate::{
-    AttemptRecord, Cancelled, Committed, Settlement,
+    AttemptRecord, Cancelled, Committed, EndpointChange, EndpointHappened, Settlement,
     rows::{
         codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
         millis,
@@ -46,6 +46,7 @@ pub async fn settle(db: &Db, pieces: &[Piece], keys: &[i64], settlements: &[&Set
     }
     runs.line_up(db).await?;
     keep_health(db, settlements, &mut settled).await?;
+    journal::enter_outcomes(db, settlements).await?;
     if !settlements.is_empty() {
         step!("store.settled");
     }
@@ -471,7 +472,7 @@ async fn keep_health(db: &Db, settlements: &[&Settlement], settled: &mut Settled
     }
     for one in settlements {
         if let Some(why) = one.disable
-            && let Some(app) = disable(db, one.id.endpoint, why, one.at).await?
+            && let Some(app) = disable(db, one, why).await?
         {
             settled.announced.push(Committed::Settings { app });
         }
@@ -479,15 +480,24 @@ async fn keep_health(db: &Db, settlements: &[&Settlement], settled: &mut Settled
     Ok(())
 }
 
-async fn disable(db: &Db, endpoint: EndpointKey, why: DisableReason, at: Timestamp) -> Result<Option<AppKey>> {
+async fn disable(db: &Db, settlement: &Settlement, why: DisableReason) -> Result<Option<AppKey>> {
+    let (endpoint, at) = (settlement.id.endpoint, settlement.at);
     let found = row(
         db,
         "UPDATE endpoint SET disabled_why = $2, disabled_at = $3, version = version + 1, updated_at = $3
-         WHERE key = $1 AND disabled_why IS NULL AND deleted_at IS NULL RETURNING app",
+         WHERE key = $1 AND disabled_why IS NULL AND deleted_at IS NULL RETURNING app, version, uid",
         &[&endpoint.raw(), &small(disable_code(why)), &at.as_millis()],
     )
     .await?;
-    Ok(found.map(|row| AppKey::new(row.get(0))))
+    let Some(found) = found else { return Ok(None) };
+    let app = AppKey::new(found.get(0));
+    if journal::is_heard(db, app).await? {
+        let failing_since = settlement.health.and_then(|health| health.failing_since).map(Timestamp::as_millis);
+        let change = EndpointChange::Disabled { failing_since };
+        let what = EndpointHappened::new(endpoint, found.get(2), found.get(1), change);
+        journal::enter_endpoint(db, app, vec![what], at).await?;
+    }
+    Ok(Some(app))
 }
 
 /// Gives deliveries that were handed over a row, so that memory can let go of them.

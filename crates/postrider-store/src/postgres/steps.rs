@@ -12,12 +12,12 @@ use super::{
     dead::{Again, Candidate, begin_again, candidates, unsigned},
     execute, health,
     jobs::Turn,
-    one, recover, row, rows,
+    journal, one, recover, row, rows,
     settle::{Cycle, Start, start_many},
     small, tidy,
 };
 use crate::{
-    Cancelled, Committed, DeadFilter, Keep, Order, ReplayFilter, StateKind,
+    Cancelled, Committed, DeadFilter, EndpointChange, EndpointHappened, Keep, Order, ReplayFilter, StateKind,
     rows::{
         codes::{Place, death_of, trigger_code},
         extra::Extra,
@@ -498,15 +498,19 @@ pub async fn resume(
 }
 
 async fn enable(turn: &mut Turn, (app, endpoint): (AppKey, EndpointKey), at: Timestamp) -> Result<()> {
-    let enabled = execute(
+    let enabled = row(
         turn.db(),
         "UPDATE endpoint SET disabled_why = NULL, disabled_at = NULL, version = version + 1, updated_at = $3
-         WHERE key = $1 AND app = $2 AND disabled_why IS NOT NULL AND deleted_at IS NULL",
+         WHERE key = $1 AND app = $2 AND disabled_why IS NOT NULL AND deleted_at IS NULL RETURNING version, uid",
         &[&endpoint.raw(), &app.raw(), &at.as_millis()],
     )
     .await?;
-    if enabled == 1 {
+    if let Some(enabled) = enabled {
         health::forget(turn.db(), endpoint).await?;
+        if journal::is_heard(turn.db(), app).await? {
+            let what = EndpointHappened::new(endpoint, enabled.get(1), enabled.get(0), EndpointChange::Enabled);
+            journal::enter_endpoint(turn.db(), app, vec![what], at).await?;
+        }
         turn.announce(Committed::Settings { app });
         turn.announce(Committed::Health { endpoint });
         turn.announce(Committed::Waiting { endpoint, due: at });

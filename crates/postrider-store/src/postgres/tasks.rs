@@ -11,7 +11,7 @@
 use super::{
     Db, Result, count as unsigned, execute,
     jobs::Turn,
-    one, recover, row, rows, settings,
+    journal, one, recover, row, rows, settings,
     settings::Put,
     small,
     steps::{
@@ -155,6 +155,7 @@ pub async fn advance(turn: &mut Turn, key: TaskKey, counted: Option<u64>, at: Ti
         }
     }
     save(turn.db(), &task, cursor).await?;
+    journal::enter_task(turn.db(), &task, at).await?;
     Ok(Some(task))
 }
 
@@ -185,6 +186,7 @@ pub async fn cancel_task(turn: &mut Turn, key: TaskKey, at: Timestamp) -> Result
         task.status = TaskStatus::Cancelled;
         task.updated_at = at;
         save(turn.db(), &task, cursor).await?;
+        journal::enter_task(turn.db(), &task, at).await?;
         match task.kind {
             // Its lane was told at once to let go of everything; what was not reached still has rows and is to be sent.
             TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => {

@@ -14,6 +14,7 @@ mod expire;
 mod filter;
 mod health;
 mod history;
+mod journal;
 mod load;
 mod lock;
 pub(crate) mod moving;
@@ -39,6 +40,7 @@ pub use doctor::{examine, note, was_moved};
 use crate::{
     callers::*,
     intake::{self, Intake},
+    journal::*,
     records::*,
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
@@ -689,6 +691,18 @@ impl Store for SqliteStore {
 
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
         self.searchers.run(move |connection, _| tallies::list(connection, of)).await
+    }
+
+    async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError> {
+        self.writer.run(move |batch| journal::enter_alert(batch, app, alert, at)).await
+    }
+
+    async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
+        self.readers.run(move |connection, _| journal::untold(connection, limit)).await
+    }
+
+    async fn strike_out(&self, entries: Vec<JournalKey>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| journal::strike_out(batch, &entries)).await
     }
 
     async fn start_task(&self, task: Task, remember: Option<Remember>) -> Result<(), PutError> {

@@ -28,6 +28,7 @@ const MIGRATIONS: &[Migration] = &[
     },
     Migration { tables: CALLERS, each_piece: "" },
     Migration { tables: TALLIES, each_piece: "" },
+    Migration { tables: JOURNAL, each_piece: "" },
 ];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
@@ -283,6 +284,17 @@ const CALLERS: &str = "
     CREATE TRIGGER audit_is_not_replaced BEFORE INSERT ON audit
         WHEN EXISTS (SELECT 1 FROM audit WHERE key = NEW.key)
         BEGIN SELECT RAISE(ABORT, 'the audit log is only ever added to'); END;
+";
+
+/// `app` is 0 where the deployment itself is meant.
+const JOURNAL: &str = "
+    CREATE TABLE journal (
+        key  INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL UNIQUE,
+        at   INTEGER NOT NULL,
+        app  INTEGER NOT NULL,
+        what TEXT NOT NULL
+    );
 ";
 
 /// The tables of one piece of history; `{n}` is its number.

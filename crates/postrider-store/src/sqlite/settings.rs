@@ -5,13 +5,13 @@
 
 use super::{
     cancel::end_waiting,
-    health,
+    health, journal,
     settle::{Cycle, remove_waiting, start_waiting},
     writer::Batch,
 };
 use crate::{
-    Answer, Application, Archived, By, Committed, Cut, Disabled, Endpoint, EventType, Expect, Order, Page, PutError,
-    Remember,
+    Answer, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange, EndpointHappened,
+    EventType, Expect, Order, Page, PutError, Remember,
     rows::{
         codes::{disable_code, disable_of, trigger_of},
         from_json,
@@ -176,6 +176,7 @@ pub fn applications(connection: &Connection, page: &Page<AppKey>) -> rusqlite::R
 }
 
 pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> rusqlite::Result<bool> {
+    let ending = ending(&batch.transaction, app, None)?;
     let deleted = batch
         .transaction
         .prepare_cached("UPDATE application SET deleted_at = ?2, uid = NULL WHERE key = ?1 AND deleted_at IS NULL")?
@@ -190,6 +191,7 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
         .transaction
         .prepare_cached("DELETE FROM health WHERE endpoint IN (SELECT key FROM endpoint WHERE app = ?1)")?
         .execute([app.raw()])?;
+    journal::enter_endpoint(&batch.transaction, app, ending, at)?;
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
 }
@@ -208,9 +210,13 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     if !application_lives {
         return Ok(Err(PutError::Changed));
     }
-    let was_disabled: bool = connection
-        .prepare_cached("SELECT EXISTS (SELECT 1 FROM endpoint WHERE key = ?1 AND disabled_why IS NOT NULL)")?
-        .query_row([endpoint.key.raw()], |row| row.get(0))?;
+    let before: Option<Before> = super::optional(
+        connection
+            .prepare_cached("SELECT disabled_why IS NOT NULL, updated_at FROM endpoint WHERE key = ?1")?
+            .query_row([endpoint.key.raw()], |row| {
+                Ok(Before { is_disabled: row.get(0)?, updated_at: Timestamp::from_millis(row.get(1)?) })
+            }),
+    )?;
     let sql = match expect {
         Expect::Absent => {
             "INSERT OR IGNORE INTO endpoint
@@ -248,11 +254,15 @@ pub fn put_endpoint(batch: &mut Batch<'_>, endpoint: &Endpoint, expect: Expect) 
     let outcome = carried_out(changed, expect);
     if outcome.is_ok() {
         // Whoever enables an endpoint says that it is well: what led to its end must not end it again at once.
-        if was_disabled && endpoint.disabled.is_none() {
+        if before.is_some_and(|before| before.is_disabled) && endpoint.disabled.is_none() {
             health::forget(connection, endpoint.key)?;
             batch.announce(Committed::Health { endpoint: endpoint.key });
         }
         batch.announce(Committed::Settings { app: endpoint.app });
+        if journal::is_heard(&batch.transaction, endpoint.app)? {
+            let what = EndpointHappened::of_put(before, endpoint, next_version(expect));
+            journal::enter_endpoint(&batch.transaction, endpoint.app, what, endpoint.updated_at)?;
+        }
     }
     Ok(outcome)
 }
@@ -324,6 +334,7 @@ pub fn delete_endpoint(
     endpoint: EndpointKey,
     at: Timestamp,
 ) -> rusqlite::Result<bool> {
+    let ending = ending(&batch.transaction, app, Some(endpoint))?;
     let deleted = batch
         .transaction
         .prepare_cached(
@@ -333,9 +344,28 @@ pub fn delete_endpoint(
         .execute((app.raw(), endpoint.raw(), at.as_millis()))?;
     if deleted == 1 {
         health::forget(&batch.transaction, endpoint)?;
+        journal::enter_endpoint(&batch.transaction, app, ending, at)?;
     }
     batch.announce(Committed::Settings { app });
     Ok(deleted == 1)
+}
+
+/// What there is to tell of endpoints that are about to be deleted, by the names that they still have: of one, or of all.
+fn ending(connection: &Connection, app: AppKey, only: Option<EndpointKey>) -> rusqlite::Result<Vec<EndpointHappened>> {
+    if !journal::is_heard(connection, app)? {
+        return Ok(Vec::new());
+    }
+    connection
+        .prepare_cached(
+            "SELECT key, uid, version, (SELECT uid FROM application WHERE key = ?1) FROM endpoint
+             WHERE app = ?1 AND deleted_at IS NULL AND (?2 IS NULL OR key = ?2)",
+        )?
+        .query_map((app.raw(), only.map(EndpointKey::raw)), |row| {
+            let (key, uid, version) = (EndpointKey::new(row.get(0)?), row.get(1)?, row.get(2)?);
+            let what = EndpointHappened::new(key, uid, version, EndpointChange::Deleted);
+            Ok(EndpointHappened { app_uid: row.get(3)?, ..what })
+        })?
+        .collect()
 }
 
 /// Moves what waits for a deleted endpoint to the dead letters, a step at a time.

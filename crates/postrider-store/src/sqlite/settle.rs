@@ -1,8 +1,8 @@
 //! Writing down what became of a delivery, and what waits.
 
-use super::{cancel::is_delivered, health, writer::Batch};
+use super::{cancel::is_delivered, health, journal, writer::Batch};
 use crate::{
-    AttemptRecord, Cancelled, Committed, Settlement,
+    AttemptRecord, Cancelled, Committed, EndpointChange, EndpointHappened, Settlement,
     rows::{
         codes::{Place, class_code, death_code, disable_code, held_code, rule_code, trigger_code},
         millis,
@@ -20,7 +20,7 @@ pub fn settle(batch: &mut Batch<'_>, settlements: &[Settlement]) -> rusqlite::Re
         settle_one(batch, settlement)?;
         step!("store.settled");
     }
-    Ok(())
+    journal::enter_outcomes(&batch.transaction, settlements)
 }
 
 fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Result<()> {
@@ -74,7 +74,7 @@ fn settle_one(batch: &mut Batch<'_>, settlement: &Settlement) -> rusqlite::Resul
         step!("store.health");
     }
     if let Some(why) = settlement.disable {
-        disable(batch, id.endpoint, why, settlement.at)?;
+        disable(batch, settlement, why)?;
     }
     Ok(())
 }
@@ -356,18 +356,28 @@ fn revive(connection: &Connection, id: DeliveryId) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn disable(batch: &mut Batch<'_>, endpoint: EndpointKey, why: DisableReason, at: Timestamp) -> rusqlite::Result<()> {
-    let app: Option<i64> = super::optional(
+fn disable(batch: &mut Batch<'_>, settlement: &Settlement, why: DisableReason) -> rusqlite::Result<()> {
+    let (endpoint, at) = (settlement.id.endpoint, settlement.at);
+    let disabled: Option<(i64, i64, Option<String>)> = super::optional(
         batch
             .transaction
             .prepare_cached(
                 "UPDATE endpoint SET disabled_why = ?2, disabled_at = ?3, version = version + 1, updated_at = ?3
-                 WHERE key = ?1 AND disabled_why IS NULL AND deleted_at IS NULL RETURNING app",
+                 WHERE key = ?1 AND disabled_why IS NULL AND deleted_at IS NULL RETURNING app, version, uid",
             )?
-            .query_row((endpoint.raw(), disable_code(why), at.as_millis()), |row| row.get(0)),
+            .query_row((endpoint.raw(), disable_code(why), at.as_millis()), |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            }),
     )?;
-    if let Some(app) = app {
-        batch.announce(Committed::Settings { app: AppKey::new(app) });
+    if let Some((app, version, uid)) = disabled {
+        let app = AppKey::new(app);
+        batch.announce(Committed::Settings { app });
+        if journal::is_heard(&batch.transaction, app)? {
+            let failing_since = settlement.health.and_then(|health| health.failing_since).map(Timestamp::as_millis);
+            let change = EndpointChange::Disabled { failing_since };
+            let what = EndpointHappened::new(endpoint, uid, version, change);
+            journal::enter_endpoint(&batch.transaction, app, [what], at)?;
+        }
     }
     Ok(())
 }

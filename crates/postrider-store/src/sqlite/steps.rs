@@ -7,14 +7,14 @@ use super::{
     accept::{pack, unpack},
     cancel::{cancel, is_delivered, order_of_message},
     dead::{Dead, begin_again, is_wanted, last_status, order_if_sendable},
-    health,
+    health, journal,
     pieces::{Piece, within},
     settle::{Cycle, start_waiting},
     tidy,
     writer::Batch,
 };
 use crate::{
-    Cancelled, Committed, DeadFilter, DeadKey, Keep, ReplayFilter, StateKind,
+    Cancelled, Committed, DeadFilter, DeadKey, EndpointChange, EndpointHappened, Keep, ReplayFilter, StateKind,
     rows::{
         codes::{Place, death_of, trigger_code},
         extra::Extra,
@@ -518,15 +518,21 @@ pub fn resume(
 }
 
 fn enable(batch: &mut Batch<'_>, (app, endpoint): (AppKey, EndpointKey), at: Timestamp) -> rusqlite::Result<()> {
-    let enabled = batch
-        .transaction
-        .prepare_cached(
-            "UPDATE endpoint SET disabled_why = NULL, disabled_at = NULL, version = version + 1, updated_at = ?3
-             WHERE key = ?1 AND app = ?2 AND disabled_why IS NOT NULL AND deleted_at IS NULL",
-        )?
-        .execute((endpoint.raw(), app.raw(), at.as_millis()))?;
-    if enabled == 1 {
+    let enabled: Option<(i64, Option<String>)> = super::optional(
+        batch
+            .transaction
+            .prepare_cached(
+                "UPDATE endpoint SET disabled_why = NULL, disabled_at = NULL, version = version + 1, updated_at = ?3
+                 WHERE key = ?1 AND app = ?2 AND disabled_why IS NOT NULL AND deleted_at IS NULL RETURNING version, uid",
+            )?
+            .query_row((endpoint.raw(), app.raw(), at.as_millis()), |row| Ok((row.get(0)?, row.get(1)?))),
+    )?;
+    if let Some((version, uid)) = enabled {
         health::forget(&batch.transaction, endpoint)?;
+        if journal::is_heard(&batch.transaction, app)? {
+            let what = EndpointHappened::new(endpoint, uid, version, EndpointChange::Enabled);
+            journal::enter_endpoint(&batch.transaction, app, [what], at)?;
+        }
         batch.announce(Committed::Settings { app });
         batch.announce(Committed::Health { endpoint });
         batch.announce(Committed::Waiting { endpoint, due: at });

@@ -8,6 +8,7 @@
 //! What a step of each kind does is in `steps`.
 
 use super::{
+    journal,
     pieces::{Piece, first_key_at, within},
     settings::Put,
     steps::{
@@ -159,6 +160,7 @@ pub fn advance(
         }
     }
     save(&batch.transaction, &task, cursor)?;
+    journal::enter_task(&batch.transaction, &task, at)?;
     Ok(Some(task))
 }
 
@@ -192,6 +194,7 @@ pub fn cancel_task(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> rusqli
         task.status = TaskStatus::Cancelled;
         task.updated_at = at;
         save(&batch.transaction, &task, cursor)?;
+        journal::enter_task(&batch.transaction, &task, at)?;
         match task.kind {
             // Its lane was told at once to let go of everything; what was not reached still has rows and is to be sent.
             TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => {

@@ -4,11 +4,14 @@
 //! with where it was written. A server that runs with other settings than its operator believes is worse
 //! than one that does not run.
 
+mod alerts;
 mod keys;
 mod outboxes;
 mod sources;
 mod values;
 
+use alerts::RawAlerts;
+pub use alerts::{AlertRules, MailServer, MailSettings, MailTls};
 pub use keys::reference;
 pub use outboxes::OutboxSettings;
 pub(crate) use sources::readable_by_all;
@@ -86,6 +89,10 @@ pub struct Settings {
     pub log_format: LogFormat,
     pub shutdown_grace: Duration,
     pub tokens: TokenSettings,
+    /// When operators are told that something is wrong.
+    pub alerts: AlertRules,
+    /// Alerts are sent by mail too.
+    pub mail: Option<MailSettings>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -305,6 +312,16 @@ struct Raw {
     jwt_secret: Option<Hidden>,
     jwt_public_key_file: Option<PathBuf>,
     jwt_private_key_file: Option<PathBuf>,
+    alert_success_rate: u32,
+    alert_attempts_min: u64,
+    alert_window: Span,
+    alert_backlog_growth: u64,
+    alert_dead_letters_growth: u64,
+    alert_breakers_open: u64,
+    alert_oldest_due: Span,
+    alert_mail_server: Option<Hidden>,
+    alert_mail_from: Option<String>,
+    alert_mail_to: Vec<String>,
 }
 
 /// A table in the file, or JSON text in a variable.
@@ -411,8 +428,22 @@ impl Raw {
         }
         EnvFilter::try_new(&self.log).map_err(|error| ("log", error.to_string()))?;
         let outboxes = self.outboxes.take().map(OutboxesSetting::check).transpose()?.unwrap_or_default();
+        let alerts = RawAlerts {
+            success_rate: self.alert_success_rate,
+            attempts_min: self.alert_attempts_min,
+            window: self.alert_window.0,
+            backlog_growth: self.alert_backlog_growth,
+            dead_letters_growth: self.alert_dead_letters_growth,
+            breakers_open: self.alert_breakers_open,
+            oldest_due: self.alert_oldest_due.0,
+            mail_server: self.alert_mail_server.take(),
+            mail_from: self.alert_mail_from.take(),
+            mail_to: std::mem::take(&mut self.alert_mail_to),
+        };
         Ok(Settings {
             tokens: self.tokens()?,
+            alerts: alerts.rules()?,
+            mail: alerts.mail()?,
             listen: self.listen,
             tls,
             data: self.data,

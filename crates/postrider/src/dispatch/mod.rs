@@ -19,6 +19,7 @@ mod tests;
 mod told;
 
 use crate::{
+    alerts::Alerts,
     clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
@@ -36,7 +37,7 @@ use postrider_engine::{
     AppKey, DeliveryId, EndpointKey, Timestamp, Trigger,
     lanes::{Cancel, Command, Dispatcher, LaneSettings, Limits, Parcel, Rest},
     planted::{Bug, planted},
-    policy::{Health, Next, Progress, Standing},
+    policy::{Class, Health, Next, Progress, Standing},
 };
 use postrider_store::{Cancelled, Committed, Loaded, Settlement, Shards, Store, StoreError, Tenure, Waiting, step};
 use rand::rngs::StdRng;
@@ -144,6 +145,7 @@ pub struct Dispatch {
     /// Applications whose settings are being read.
     reading: BTreeMap<AppKey, Reading>,
     notices: Notices,
+    alerts: Arc<Alerts>,
     in_flight: metrics::Gauge,
     shards_owned: metrics::Gauge,
 }
@@ -181,7 +183,8 @@ impl Dispatch {
         let (events, inbox) = mpsc::unbounded_channel();
         Self {
             engine: Dispatcher::new(Limits::default()),
-            notices: Notices::new(ids.clone()),
+            notices: Notices::new(ids.clone(), Arc::new(Alerts::silent())),
+            alerts: Arc::new(Alerts::silent()),
             carrier: Arc::new(Carrier::new(Arc::clone(&store), Arc::clone(&directory), post, ids, clock.clone(), rng)),
             store,
             directory,
@@ -208,6 +211,13 @@ impl Dispatch {
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
             shards_owned: metrics::gauge!("postrider_shards_owned"),
         }
+    }
+
+    /// Tells these what it sees.
+    pub fn with_alerts(mut self, alerts: Arc<Alerts>) -> Self {
+        self.notices = Notices::new(self.notices.ids.clone(), Arc::clone(&alerts));
+        self.alerts = alerts;
+        self
     }
 
     /// With so many requests on the network at most, if that is less than usual.
@@ -397,15 +407,23 @@ impl Dispatch {
                 }
                 if !is_sent {
                     self.engine.unsent(settlement.id, now);
-                } else if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
-                    settlement.health = Some(step.health);
-                    settlement.disable = self.notices.of(settlement.id.endpoint, &step, now);
+                } else {
+                    let endpoint = settlement.id.endpoint;
+                    let app = self.engine.settings_of(endpoint).map_or(NOBODY, |lane| lane.app);
+                    if let Some(verdict) = &verdict {
+                        self.alerts.watch.attempted(app, verdict.class == Class::Delivered, now);
+                    }
+                    if let Some(step) = self.engine.answered(settlement.id, verdict.as_ref(), now) {
+                        settlement.health = Some(step.health);
+                        settlement.disable = self.notices.of((endpoint, app), &step, now);
+                    }
                 }
                 self.unsettled.push(settlement);
             }
             Event::Settled(reign, written) => {
                 self.committing = false;
                 let Ok(batch) = written else { return self.refused(reign) };
+                self.alerts.watch.settled(now);
                 for settlement in batch.iter().filter(|_| reign == self.reign) {
                     self.engine.settled(settlement.id, due(settlement.next), now);
                     // The lane has shut itself already; what holds from now on is what was written.

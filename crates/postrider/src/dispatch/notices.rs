@@ -1,36 +1,45 @@
 //! What an endpoint's owner and the operator are told about its health, once per change.
 
-use crate::{config::show_duration, ids::IdCodec};
+use crate::{
+    alerts::{Alert, Alerts, Severity, events::Event},
+    config::show_duration,
+    ids::IdCodec,
+};
 use postrider_engine::{
-    EndpointKey, Timestamp,
+    AppKey, EndpointKey, Timestamp,
     policy::{
         Breaker, DisableReason,
         health::{BreakerMove, Notice, Step, Warning},
     },
 };
+use std::sync::Arc;
 
 pub struct Notices {
-    ids: IdCodec,
+    pub(super) ids: IdCodec,
+    alerts: Arc<Alerts>,
 }
 
 impl Notices {
-    pub fn new(ids: IdCodec) -> Self {
-        Self { ids }
+    pub fn new(ids: IdCodec, alerts: Arc<Alerts>) -> Self {
+        Self { ids, alerts }
     }
 
     /// Says what has changed, and whether the endpoint is to be disabled.
-    pub fn of(&self, endpoint: EndpointKey, step: &Step, now: Timestamp) -> Option<DisableReason> {
+    pub fn of(&self, lane: (EndpointKey, AppKey), step: &Step, now: Timestamp) -> Option<DisableReason> {
+        let (endpoint, _) = lane;
         let id = || self.ids.id_of(endpoint);
         match (step.breaker, step.health.breaker) {
             (Some(BreakerMove::Opened { until }), Breaker::Open { trips: 1, .. }) => {
                 metrics::counter!("postrider_breakers_opened_total").increment(1);
                 let pause = show_duration(until.since(now));
                 tracing::warn!(endpoint = id(), pause, "the endpoint keeps failing: its breaker is open");
+                self.tell(lane, Some("failing"), "keeps failing; its breaker is open", now);
             }
             // A probe failed: nothing has changed but the time.
             (Some(BreakerMove::Opened { .. }), Breaker::Open { .. } | Breaker::Closed { .. }) => {}
             (Some(BreakerMove::Closed), _) => {
                 tracing::info!(endpoint = id(), "the endpoint answers again: its breaker is closed");
+                self.tell(lane, Some("recovered"), "answers again; its breaker is closed", now);
             }
             (None, _) => {}
         }
@@ -41,6 +50,12 @@ impl Notices {
                     left = show_duration(disable_at.since(now)),
                     "the endpoint has been failing for long and will be disabled unless it answers"
                 );
+                self.tell(
+                    lane,
+                    Some("warned"),
+                    "has been failing for long and will be disabled unless it answers",
+                    now,
+                );
                 None
             }
             Notice::Warning(Warning::Refusing { streak, max }) => {
@@ -49,6 +64,12 @@ impl Notices {
                     streak,
                     max,
                     "the endpoint refuses one message after the other and will be disabled unless it takes one"
+                );
+                self.tell(
+                    lane,
+                    Some("warned"),
+                    "refuses everything and will be disabled unless it takes a message",
+                    now,
                 );
                 None
             }
@@ -59,9 +80,26 @@ impl Notices {
                     reason = reason_name(why),
                     "the endpoint is disabled; what it is owed is held"
                 );
+                // By webhook it is told by the contract's own event, which is written with the change.
+                self.tell(lane, None, "is disabled; what it is owed is held", now);
                 Some(why)
             }
         }
+    }
+}
+
+impl Notices {
+    /// Beside the log, which has its own line.
+    fn tell(&self, (endpoint, app): (EndpointKey, AppKey), event: Option<&str>, words: &str, now: Timestamp) {
+        let id = self.ids.id_of(endpoint);
+        let severity = if event == Some("recovered") { Severity::Relief } else { Severity::Trouble };
+        let name = format!("endpoint:{}:{}:{}", endpoint.raw(), event.unwrap_or("disabled"), now.as_millis());
+        let event = event.map(|word| Event {
+            name: format!("postrider.endpoint.{word}"),
+            data: serde_json::json!({"appId": self.ids.id_of(app), "endpointId": id}),
+        });
+        let words = format!("Endpoint {id} {words}.");
+        self.alerts.tell(Alert { name, severity, app: Some(app), words, event, at: now, is_logged: true });
     }
 }
 

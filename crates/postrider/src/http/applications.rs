@@ -18,7 +18,7 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use postrider_engine::{AppKey, Timestamp};
-use postrider_store::{Application, By, Expect, Order, PutError};
+use postrider_store::{Application, By, Cut, Expect, OPERATIONAL, Order, Page, PutError};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 use utoipa::ToSchema;
@@ -219,9 +219,19 @@ async fn list(State(api): State<Arc<Api>>, environment: Environment, mut query: 
     }
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Ascending)?;
     query.finish()?;
-    let rows = environment.store().applications(asked.page()).await?;
+    let mut rows = environment.store().applications(without_operational(asked.page())).await?;
+    // At the other end of the list, it is the row too many, or there is none.
+    rows.retain(|row| row.key != OPERATIONAL);
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| ApplicationOut::of(&api.ids, row));
     Ok(json(StatusCode::OK, &list))
+}
+
+/// The application of the operational endpoints is not shown. It has the smallest key of all.
+fn without_operational(page: Page<AppKey>) -> Page<AppKey> {
+    match (&page.from, page.order) {
+        (None, Order::Ascending) => Page { from: Some(Cut::Past(OPERATIONAL)), ..page },
+        (Some(_), _) | (None, Order::Descending) => page,
+    }
 }
 
 /// Create an application.

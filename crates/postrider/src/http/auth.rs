@@ -21,7 +21,7 @@ use crate::{
 use axum::extract::{FromRequestParts, RawPathParams};
 use http::{HeaderMap, header, request::Parts};
 use postrider_engine::{AppKey, EndpointKey};
-use postrider_store::{Application, By, Endpoint, Store};
+use postrider_store::{Application, By, Endpoint, Expect, Metadata, OPERATIONAL, PutError, Store};
 use records::{Tasks, Tenant};
 use std::sync::{Arc, OnceLock};
 
@@ -182,6 +182,47 @@ impl FromRequestParts<Arc<Api>> for InApp {
         let store = api.records.tenant(entry.application.key);
         Ok(Self { entry, store, principal, params })
     }
+}
+
+/// The application of the operational endpoints, which only the holder of a token for all applications sees.
+pub struct InOperation(pub InApp);
+
+impl FromRequestParts<Arc<Api>> for InOperation {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let environment = Environment::from_request_parts(parts, api).await?;
+        let params = path_params(parts).await?;
+        let entry = operational(api, &environment).await?;
+        let store = api.records.tenant(OPERATIONAL);
+        Ok(Self(InApp { entry, store, principal: Principal::Environment, params }))
+    }
+}
+
+/// It is made when it is first asked for.
+async fn operational(api: &Api, environment: &Environment) -> Result<Arc<AppEntry>, Error> {
+    let by = By::Key(OPERATIONAL);
+    if let Some(found) = api.directory.application(&by).await? {
+        return Ok(found);
+    }
+    let now = (api.clock)();
+    let application = Application {
+        key: OPERATIONAL,
+        version: 1,
+        uid: None,
+        name: "Operational webhooks".to_owned(),
+        rate_limit: None,
+        rules: None,
+        metadata: Metadata::new(),
+        created_at: now,
+        updated_at: now,
+    };
+    match environment.store().put_application(application, Expect::Absent, None).await {
+        // Someone else was faster; it is there now.
+        Ok(()) | Err(PutError::Taken) => api.directory.changed(OPERATIONAL),
+        Err(other) => return Err(other.into()),
+    }
+    api.directory.application(&by).await?.ok_or(Error::Internal)
 }
 
 impl Environment {

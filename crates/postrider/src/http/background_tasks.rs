@@ -9,7 +9,7 @@ use super::{
     page::{Asked, ListOut},
     time::Time,
 };
-use crate::{ids::IdCodec, tokens::Capability};
+use crate::{ids::IdCodec, tasks::type_name, tokens::Capability};
 use axum::{
     extract::{FromRequestParts, State},
     response::Response,
@@ -160,18 +160,6 @@ impl DataOut {
             TaskKind::Purge => data.messages_purged = Some(task.changed),
         }
         data
-    }
-}
-
-/// The contract's names, and two of ours for what it does not know.
-fn type_name(kind: &TaskKind) -> &'static str {
-    match kind {
-        TaskKind::Recover { .. } | TaskKind::ReplayDead { .. } => "endpoint.recover",
-        TaskKind::ReplayMissing { .. } => "endpoint.replay",
-        TaskKind::BulkReplay { .. } => "endpoint.bulk-replay",
-        TaskKind::Purge => "application.purge_content",
-        TaskKind::Cancel { .. } => "endpoint.cancel",
-        TaskKind::Resume { .. } => "endpoint.resume",
     }
 }
 

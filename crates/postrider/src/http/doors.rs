@@ -68,6 +68,8 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/health", "v1.health.get", Need::Nothing, No),
     door("HEAD", "/api/v1/health", "v1.health.head", Need::Nothing, No),
     door("GET", "/api/v1/health/ping", "v1.health.ping", Need::Nothing, No),
+    door("GET", "/api/v1/health/live", "v1.health.live", Need::Nothing, No),
+    door("GET", "/api/v1/health/ready", "v1.health.ready", Need::Nothing, No),
     door("GET", "/.well-known/jwks/{endpoint_id}", "v1.endpoint.public-keys", Need::Nothing, No),
     door("GET", "/metrics", METRICS, READ, No),
 
@@ -83,6 +85,7 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/api-key/{key_id}/revoke", "v1.api-key.revoke", ADMIN, Yes),
     door("POST", "/api/v1/api-key/{key_id}/rotate", "v1.api-key.rotate", ADMIN, Yes),
     door("GET", "/api/v1/audit", "v1.audit.list", ADMIN, No),
+    door("POST", "/api/v1/alert/test", "v1.alert.test", ADMIN, Yes),
 
     door("GET", "/api/v1/app", "v1.application.list", READ, No),
     door("POST", "/api/v1/app", "v1.application.create", MANAGE, Yes),
@@ -134,6 +137,16 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/replay-missing", "v1.endpoint.replay-missing", REPLAY, Yes),
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/bulk-replay", "v1.endpoint.bulk-replay", REPLAY, Yes),
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/send-example", "v1.endpoint.send-example", REPLAY, Yes),
+
+    door("GET", "/api/v1/operational-webhook/endpoint", "v1.operational-webhook.endpoint.list", READ, No),
+    door("POST", "/api/v1/operational-webhook/endpoint", "v1.operational-webhook.endpoint.create", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.get", READ, No),
+    door("PUT", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.upsert", MANAGE, Yes),
+    door("DELETE", "/api/v1/operational-webhook/endpoint/{endpoint_id}", "v1.operational-webhook.endpoint.delete", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/headers", "v1.operational-webhook.endpoint.get-headers", READ, No),
+    door("PUT", "/api/v1/operational-webhook/endpoint/{endpoint_id}/headers", "v1.operational-webhook.endpoint.set-headers", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret", "v1.operational-webhook.endpoint.get-secret", MANAGE, Yes),
+    door("POST", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret/rotate", "v1.operational-webhook.endpoint.rotate-secret", MANAGE, Yes),
 
     // Every message in the audit log would drown the rest; the messages are a log of their own.
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),

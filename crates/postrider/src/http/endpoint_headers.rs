@@ -32,7 +32,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
 #[serde(deny_unknown_fields)]
 pub struct EndpointHeadersIn {
     #[schema(value_type = BTreeMap<String, String>)]
-    headers: Strings,
+    pub(super) headers: Strings,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -53,7 +53,7 @@ pub struct EndpointHeadersOut {
 }
 
 impl EndpointHeadersOut {
-    fn of(all: BTreeMap<String, String>) -> Self {
+    pub(super) fn of(all: BTreeMap<String, String>) -> Self {
         let (sensitive, headers): (BTreeMap<_, _>, _) = all.into_iter().partition(|(name, _)| is_sensitive(name));
         Self { headers, sensitive: sensitive.into_keys().collect() }
     }
@@ -156,7 +156,7 @@ async fn patch(
     write(&api, &app, |headers| change(headers, &patch.headers.0, &patch.delete_headers)).await
 }
 
-async fn write(
+pub(super) async fn write(
     api: &Api,
     app: &InApp,
     change: impl Fn(BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Error>,

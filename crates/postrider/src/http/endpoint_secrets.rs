@@ -86,7 +86,7 @@ fn rotated(private: Private, new: &SigningSecret, grace: Duration, now: Timestam
 async fn get(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
     app.require(Capability::ViewEndpointSecret)?;
     query.finish()?;
-    current(&api, &app).await
+    Ok(json(StatusCode::OK, &current(&api, &app).await?))
 }
 
 /// Rotate the signing secret of an endpoint.
@@ -114,24 +114,34 @@ async fn rotate(
 ) -> Result<Response, Error> {
     app.require(Capability::ManageEndpointSecret)?;
     query.finish()?;
-    let wanted: EndpointSecretRotateIn = parse(&body)?;
+    Ok(json(StatusCode::OK, &rotate_now(&api, &app, &key, &body).await?))
+}
+
+/// Puts a new secret in the place of the current one, and tells which it is.
+pub(super) async fn rotate_now(
+    api: &Api,
+    app: &InApp,
+    key: &IdempotencyKey,
+    body: &[u8],
+) -> Result<EndpointSecretOut, Error> {
+    let wanted: EndpointSecretRotateIn = parse(body)?;
     let grace = wanted.grace()?;
     let new = wanted.key.map_or_else(|| new_secret(api.settings.default_signature_type, &mut *api.rng()), |key| key.0);
     // Answers are kept as they are, and a secret must not lie open in the database. So this one is kept
     // without its body, and a repetition is told the secret that there is then.
-    let remember = key.remember(&app.principal, &body, &Answer { status: 200, body: Bytes::new() });
+    let remember = key.remember(&app.principal, body, &Answer { status: 200, body: Bytes::new() });
     let change = |private| rotated(private, &new, grace, (api.clock)());
-    match reseal(&api, &app, change, remember).await {
-        Ok(()) => Ok(json(StatusCode::OK, &EndpointSecretOut { key: new.reveal_to_receiver() })),
-        Err(PutOutcome::Repeated) => current(&api, &app).await,
+    match reseal(api, app, change, remember).await {
+        Ok(()) => Ok(EndpointSecretOut { key: new.reveal_to_receiver() }),
+        Err(PutOutcome::Repeated) => current(api, app).await,
         Err(PutOutcome::Failed(fault)) => Err(fault),
     }
 }
 
-async fn current(api: &Api, app: &InApp) -> Result<Response, Error> {
+pub(super) async fn current(api: &Api, app: &InApp) -> Result<EndpointSecretOut, Error> {
     let private = api.open(&app.endpoint(api).await?)?;
     let secret = private.secrets.first().ok_or(Error::Internal)?;
-    Ok(json(StatusCode::OK, &EndpointSecretOut { key: secret.secret.reveal_to_receiver() }))
+    Ok(EndpointSecretOut { key: secret.secret.reveal_to_receiver() })
 }
 
 const GRACE_DEFAULT: Duration = Duration::from_secs(86_400);

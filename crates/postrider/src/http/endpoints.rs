@@ -1,5 +1,7 @@
 //! Endpoints: where an application's messages go, and which of them.
 
+pub mod operational;
+
 use super::{
     Api,
     auth::InApp,
@@ -38,7 +40,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
 }
 
 with_rules! {
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointIn {
     #[schema(example = "https://example.com/webhooks")]
@@ -544,12 +546,23 @@ async fn create(
     let (wanted, private) =
         parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), api.settings.default_signature_type, &mut *api.rng())?;
     event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
+    make(&api, &app, (wanted, private), (&key, &body), EndpointOut::of).await
+}
+
+/// Makes what is wanted; `show` is what its maker is answered.
+async fn make<T: Serialize>(
+    api: &Api,
+    app: &InApp,
+    (wanted, private): (Wanted, Private),
+    (key, body): (&IdempotencyKey, &[u8]),
+    show: impl Fn(&IdCodec, Endpoint) -> T,
+) -> Result<Response, Error> {
     let now = (api.clock)();
     let minted = EndpointKey::new(api.records.mint(now).await?);
-    let endpoint = wanted.create(&app, minted, api.seal(minted, &private), now);
-    check_rules(&api, &app, None, &endpoint)?;
-    let prepared = answer(StatusCode::CREATED, &EndpointOut::of(&api.ids, endpoint.clone()));
-    let remember = key.remember(&app.principal, &body, &prepared);
+    let endpoint = wanted.create(app, minted, api.seal(minted, &private), now);
+    check_rules(api, app, None, &endpoint)?;
+    let prepared = answer(StatusCode::CREATED, &show(&api.ids, endpoint.clone()));
+    let remember = key.remember(&app.principal, body, &prepared);
     let written = app.store.put_endpoint(endpoint, Expect::Absent, remember).await;
     api.directory.changed(app.key());
     conclude(written, prepared)
@@ -590,12 +603,22 @@ async fn put(
 ) -> Result<Response, Error> {
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
-    let by = app.endpoint_by(&api)?;
-    let mut wanted = parse::<EndpointUpsertIn>(&body)?.wanted(&api.url_rules())?;
+    let wanted = parse::<EndpointUpsertIn>(&body)?.wanted(&api.url_rules())?;
+    event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
+    replace(&api, &app, wanted, EndpointOut::of).await
+}
+
+/// Puts what is wanted in the place of the endpoint that the path names, or makes it; `show` is what is answered.
+async fn replace<T: Serialize>(
+    api: &Api,
+    app: &InApp,
+    mut wanted: Wanted,
+    show: impl Fn(&IdCodec, Endpoint) -> T,
+) -> Result<Response, Error> {
+    let by = app.endpoint_by(api)?;
     if let (By::Uid(uid), None) = (&by, &wanted.uid) {
         wanted.uid = Some(uid.clone());
     }
-    event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
     for _ in 0..TRIES_MAX {
         let wanted = wanted.clone();
         let now = (api.clock)();
@@ -603,7 +626,7 @@ async fn put(
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => {
                 let credentials = wanted.credentials.clone();
-                let mut new = wanted.replace(&app, old, now);
+                let mut new = wanted.replace(app, old, now);
                 api.fit_to_url(&mut new, credentials.as_ref())?;
                 (StatusCode::OK, new, Expect::Version(old.version))
             }
@@ -616,16 +639,16 @@ async fn put(
                 let mut private = Private { secrets: vec![secret], ..Private::default() };
                 wanted.take_credentials(&mut private)?;
                 let sealed = api.seal(minted, &private);
-                (StatusCode::CREATED, wanted.create(&app, minted, sealed, now), Expect::Absent)
+                (StatusCode::CREATED, wanted.create(app, minted, sealed, now), Expect::Absent)
             }
             (None, By::Uid(_)) => return Err(Error::invalid(["uid"], "must equal the one in the path")),
             (None, By::Key(_)) => return Err(Error::NotFound),
         };
-        check_rules(&api, &app, old.as_ref(), &new)?;
+        check_rules(api, app, old.as_ref(), &new)?;
         if let Some(old) = old.as_ref().filter(|old| old.disabled.is_some()) {
-            endpoint_health::end_resume(&api, &app, old).await?;
+            endpoint_health::end_resume(api, app, old).await?;
         }
-        let shown = EndpointOut::of(&api.ids, new.clone());
+        let shown = show(&api.ids, new.clone());
         match app.store.put_endpoint(new, expect, None).await {
             Err(PutError::Changed) => continue,
             Err(PutError::Taken) if expect == Expect::Absent => continue,

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(get, head)).routes(routes!(ping))
+    OpenApiRouter::new().routes(routes!(get, head)).routes(routes!(ping)).routes(routes!(live)).routes(routes!(ready))
 }
 
 /// Check that the server is up.
@@ -29,6 +29,23 @@ async fn head(State(api): State<Arc<Api>>) -> Result<StatusCode, Error> {
 #[utoipa::path(get, path = "/api/v1/health/ping", operation_id = "v1.health.ping", tag = "Health", security(()),
     responses((status = 204, description = "It is"), (status = 503, description = "It cannot reach its database")))]
 async fn ping(State(api): State<Arc<Api>>) -> Result<StatusCode, Error> {
+    check(&api).await
+}
+
+/// Check that the process answers, whatever else may be wrong.
+#[utoipa::path(get, path = "/api/v1/health/live", operation_id = "v1.health.live", tag = "Health", security(()),
+    responses((status = 204, description = "It does")))]
+async fn live() -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+/// Check that the server does its work: it reaches its database, and nothing that is due is left lying.
+#[utoipa::path(get, path = "/api/v1/health/ready", operation_id = "v1.health.ready", tag = "Health", security(()),
+    responses((status = 204, description = "It does"), (status = 503, description = "It does not")))]
+async fn ready(State(api): State<Arc<Api>>) -> Result<StatusCode, Error> {
+    if api.alerts.watch.is_stuck() {
+        return Err(Error::Unavailable { retry_after: Duration::from_secs(5) });
+    }
     check(&api).await
 }
 

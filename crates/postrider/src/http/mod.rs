@@ -4,6 +4,7 @@
 //! of the store, and write the answer; whoever needs to know of the change hears of it before the answer
 //! goes out.
 
+pub mod alerts;
 pub mod api_keys;
 pub mod applications;
 pub mod attempts;
@@ -49,8 +50,15 @@ pub mod tls;
 pub mod verdict;
 
 use crate::{
-    config::SignatureType, credentials::Credentials, directory::Directory, ids::IdCodec, ingest::Ingest, tasks::Tasks,
-    transport::egress::AddressGuard, vault::Vault,
+    alerts::{Alerts, trial::Trial},
+    config::SignatureType,
+    credentials::Credentials,
+    directory::Directory,
+    ids::IdCodec,
+    ingest::Ingest,
+    tasks::Tasks,
+    transport::egress::AddressGuard,
+    vault::Vault,
 };
 use auth::records::Records;
 use axum::{
@@ -80,6 +88,8 @@ pub struct Api {
     pub directory: Arc<Directory>,
     pub ingest: Arc<Ingest>,
     pub tasks: Arc<Tasks>,
+    pub alerts: Arc<Alerts>,
+    pub trial: Trial,
     pub guard: Arc<AddressGuard>,
     pub clock: fn() -> Timestamp,
     pub guesses: Guesses<Peer>,
@@ -145,6 +155,7 @@ fn routes() -> OpenApiRouter<Arc<Api>> {
 /// All but the way in for messages.
 fn managed() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
+        .merge(alerts::routes())
         .merge(api_keys::routes())
         .merge(applications::routes())
         .merge(attempts::routes())
@@ -157,6 +168,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(endpoint_oauth::routes())
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
+        .merge(endpoints::operational::routes())
         .merge(event_types::routes())
         .merge(expunge::routes())
         .merge(health::routes())

@@ -137,32 +137,36 @@ const LIMIT_MAX: i64 = 250;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use postrider_engine::{AppKey, EndpointKey};
+    use postrider_engine::{EndpointKey, MessageKey};
 
     fn ids() -> IdCodec {
         IdCodec::new([3; 16])
     }
 
-    fn asked(query: &str) -> Result<Asked<AppKey>, Error> {
+    fn asked(query: &str) -> Result<Asked<MessageKey>, Error> {
         Asked::take_ordered(&mut Query::read(Some(query)), &ids(), Order::Ascending)
     }
 
     /// What a store would give.
-    fn rows(page: &Page<AppKey>, all: std::ops::Range<i64>) -> Vec<AppKey> {
+    fn rows(page: &Page<MessageKey>, all: std::ops::Range<i64>) -> Vec<MessageKey> {
         let mut keys: Vec<i64> = all.collect();
         if page.order == Order::Descending {
             keys.reverse();
         }
-        let at = |key: &AppKey| keys.iter().position(|k| *k == key.raw()).unwrap();
+        let at = |key: &MessageKey| keys.iter().position(|k| *k == key.raw()).unwrap();
         let keys = match &page.from {
             None => &keys[..],
             Some(Cut::Past(key)) => &keys[at(key) + 1..],
             Some(Cut::Before(key)) => {
                 let before = &keys[..at(key)];
-                return before[before.len().saturating_sub(page.limit)..].iter().copied().map(AppKey::new).collect();
+                return before[before.len().saturating_sub(page.limit)..]
+                    .iter()
+                    .copied()
+                    .map(MessageKey::new)
+                    .collect();
             }
         };
-        keys.iter().take(page.limit).copied().map(AppKey::new).collect()
+        keys.iter().take(page.limit).copied().map(MessageKey::new).collect()
     }
 
     fn list(query: &str) -> ListOut<i64> {
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn an_empty_page_leads_nowhere() {
-        let empty = asked("").unwrap().answer(Vec::new(), &ids(), |key: &AppKey| *key, |key| key.raw());
+        let empty = asked("").unwrap().answer(Vec::new(), &ids(), |key: &MessageKey| *key, |key| key.raw());
         assert_eq!(serde_json::to_string(&empty).unwrap(), r#"{"data":[],"iterator":null,"done":true}"#);
     }
 

@@ -1,5 +1,6 @@
 //! Times as the contract writes them: RFC 3339, and nothing that merely looks like it.
 
+use crate::clock;
 use postrider_engine::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, str::FromStr};
@@ -54,14 +55,7 @@ fn is_rfc_3339(text: &[u8]) -> bool {
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, millis) = (self.0.as_millis().div_euclid(1_000), self.0.as_millis().rem_euclid(1_000));
-        // Not by milliseconds: those end before the last second does.
-        match jiff::Timestamp::new(seconds, millis as i32 * 1_000_000) {
-            Ok(time) => write!(f, "{time}"),
-            // Times of ours are far inside; sums that saturated are not.
-            Err(_) if self.0.as_millis() < 0 => write!(f, "{}", jiff::Timestamp::MIN),
-            Err(_) => write!(f, "{}", jiff::Timestamp::MAX),
-        }
+        clock::Shown(self.0).fmt(f)
     }
 }
 

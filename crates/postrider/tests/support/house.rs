@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use postrider::{
+    alerts::{Alerts, desk::Desk, trial::Trial},
     clock,
     config::{TokenAlgorithm, TokenKey, TokenSettings},
     credentials::{Credentials, key_text::KeyTexts},
@@ -86,17 +87,26 @@ impl House {
         let directory =
             Arc::new(Directory::new(Arc::clone(&store), Arc::clone(&vault), Arc::clone(&guard), Arc::clone(&rules)));
         let texts = KeyTexts::new(ids.clone(), keyring.tokens());
+        let ingest = Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own()));
+        let desk = Desk {
+            store: Arc::clone(&store),
+            directory: Arc::clone(&directory),
+            ingest: Arc::clone(&ingest),
+            ids: ids.clone(),
+        };
         let api = Arc::new(Api {
             guesses: postrider::http::guesses::Guesses::default(),
             key_guesses: postrider::http::guesses::Guesses::default(),
             tails: postrider::http::tail::Tails::default(),
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
-            ingest: Arc::new(Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own())),
+            ingest,
             directory,
             records: Records::new(Arc::clone(&store)),
             ids,
             vault,
             tasks: Arc::new(Tasks::default()),
+            alerts: Arc::new(Alerts::silent()),
+            trial: Trial { desk: Arc::new(desk), mailer: None },
             guard,
             clock: clock::now,
             rng: Mutex::new(StdRng::seed_from_u64(1)),

@@ -1,0 +1,179 @@
+//! Makes messages of what is entered in the journal, for the operational endpoints.
+//!
+//! An entry is made a message first and struck out then, and the message's key follows from the entry's name. So what is
+//! interrupted between the two is done again and found done: one entry is one message, for as long as the store
+//! recognises requests.
+
+use super::events::Event;
+use crate::{
+    directory::{AppEntry, Directory},
+    ids::IdCodec,
+    ingest::{Ingest, NewEvent},
+};
+use bytes::Bytes;
+use postrider_engine::{AppKey, EndpointKey, MessageKey};
+use postrider_store::{
+    AcceptError, Accepted, Attempt, AttemptFilter, AttemptHappened, AttemptsOf, By, Content, Happened, Idempotency,
+    JournalEntry, OPERATIONAL, Order, Page, Store, StoreError,
+};
+use sha2::{Digest, Sha256};
+use std::{sync::Arc, time::Duration};
+use tracing::{debug, warn};
+
+pub struct Desk {
+    pub store: Arc<dyn Store>,
+    pub directory: Arc<Directory>,
+    pub ingest: Arc<Ingest>,
+    pub ids: IdCodec,
+}
+
+impl Desk {
+    /// For as long as the server runs. Of several nodes one does it.
+    pub async fn keep(self: Arc<Self>) {
+        let mut looks = 0_u32;
+        loop {
+            // Where nobody listens nothing is entered. What is left from when someone did is cleared away now and then.
+            if self.store.leads() && (self.is_heard().await || looks.is_multiple_of(CLEAR_EVERY)) {
+                match self.work_off().await {
+                    Ok(()) => {}
+                    Err(StoreError::Closed) => return,
+                    Err(error) => warn!(%error, "operators could not be told yet of all that has happened"),
+                }
+            }
+            looks = looks.wrapping_add(1);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn is_heard(&self) -> bool {
+        let found = self.directory.application(&By::Key(OPERATIONAL)).await;
+        found.is_ok_and(|entry| entry.is_some_and(|entry| !entry.endpoints.is_empty()))
+    }
+
+    /// Until nothing is left.
+    pub async fn work_off(&self) -> Result<(), StoreError> {
+        loop {
+            let entries = self.store.untold(AT_ONCE).await?;
+            if entries.is_empty() {
+                return Ok(());
+            }
+            let mut told = Vec::new();
+            let mut trouble = None;
+            for entry in &entries {
+                match self.tell(entry).await {
+                    Ok(()) => told.push(entry.key),
+                    Err(error) => {
+                        trouble = Some(error);
+                        break;
+                    }
+                }
+            }
+            self.store.strike_out(told).await?;
+            if let Some(error) = trouble {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn tell(&self, entry: &JournalEntry) -> Result<(), StoreError> {
+        let Some(listeners) = self.directory.application(&By::Key(OPERATIONAL)).await? else { return Ok(()) };
+        let Some(event) = self.event(entry).await? else {
+            debug!(entry = entry.what.name(), "what happened is gone already; nobody is told");
+            return Ok(());
+        };
+        self.send(&listeners, &event, &entry.what.name(), None).await.map(drop)
+    }
+
+    /// Stores an event for those who want it, or for one alone. The same name makes one message. `None`: nobody wants it.
+    pub async fn send(
+        &self,
+        listeners: &AppEntry,
+        event: &Event,
+        name: &str,
+        only: Option<EndpointKey>,
+    ) -> Result<Option<MessageKey>, StoreError> {
+        let content = Content {
+            event_type: event.name.clone(),
+            event_id: None,
+            channels: Vec::new(),
+            tags: Vec::new(),
+            content_type: None,
+            ordering_key: None,
+            deliver_at: None,
+            payload: Bytes::from(event.body()),
+        };
+        if only.is_none() && !listeners.endpoints.iter().any(|endpoint| endpoint.wants(&content)) {
+            return Ok(None);
+        }
+        let idempotency = Some(Idempotency { key: key_of(name), request: [0; 16], chosen: false });
+        let event = NewEvent { content, payload_expires_at: None, idempotency, only, trace: None };
+        match self.ingest.accept(listeners, event).await {
+            Ok(Accepted::Now(message) | Accepted::Before(message)) => Ok(Some(message)),
+            Err(AcceptError::Store(error)) => Err(error),
+            Err(error @ (AcceptError::Outdated | AcceptError::EventIdTaken | AcceptError::KeyReused)) => {
+                Err(StoreError::Database(error.to_string()))
+            }
+        }
+    }
+
+    /// `None`: there is nothing left to tell of.
+    async fn event(&self, entry: &JournalEntry) -> Result<Option<Event>, StoreError> {
+        let ids = &self.ids;
+        Ok(match (&entry.what, entry.app) {
+            (Happened::Endpoint(happened), Some(app)) => {
+                let uid = match &happened.app_uid {
+                    Some(uid) => Some(uid.clone()),
+                    None => self.uid_of(app).await?,
+                };
+                Some(Event::of_endpoint(ids, (app, uid.as_deref()), happened))
+            }
+            (Happened::Attempt(happened), Some(app)) => {
+                let Some(message) = self.store.message(app, By::Key(happened.message())).await? else {
+                    return Ok(None);
+                };
+                let Some(attempt) = self.attempt(happened).await? else { return Ok(None) };
+                let uid = self.uid_of(app).await?;
+                let event_id = message.content.event_id.as_deref();
+                Some(Event::of_attempt(ids, (app, uid.as_deref()), event_id, happened, &attempt))
+            }
+            (Happened::Task(happened), _) => Some(Event::of_task(ids, happened)),
+            (Happened::Alert(alert), _) => {
+                let data = serde_json::from_str(&alert.data).unwrap_or_default();
+                Some(Event { name: alert.event_type.clone(), data })
+            }
+            (Happened::Endpoint(_) | Happened::Attempt(_), None) => None,
+        })
+    }
+
+    async fn uid_of(&self, app: AppKey) -> Result<Option<String>, StoreError> {
+        let found = self.directory.application(&By::Key(app)).await?;
+        Ok(found.and_then(|entry| entry.application.uid.clone()))
+    }
+
+    /// The one that brought the change; there may have been others since.
+    async fn attempt(&self, happened: &AttemptHappened) -> Result<Option<Attempt>, StoreError> {
+        let filter = AttemptFilter { endpoint: Some(EndpointKey::new(happened.endpoint)), ..AttemptFilter::default() };
+        let page = Page { from: None, order: Order::Descending, limit: ATTEMPTS_MAX };
+        let tried = self.store.attempts(AttemptsOf::Message(happened.message()), filter, page).await?;
+        Ok(tried.into_iter().find(|attempt| attempt.record.started_at.as_millis() == happened.started_at))
+    }
+}
+
+fn key_of(name: &str) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    // No key of a request is hashed together with this.
+    hash.update(b"operational\n");
+    hash.update(name);
+    *hash.finalize().first_chunk().expect("SHA-256 gives 32 bytes")
+}
+
+/// How soon operators hear of something, at the latest.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Looks of which one is made although nobody listens.
+const CLEAR_EVERY: u32 = 60;
+
+const AT_ONCE: usize = 100;
+
+/// Looked through for the one that is meant.
+const ATTEMPTS_MAX: usize = 100;

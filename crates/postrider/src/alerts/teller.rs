@@ -1,0 +1,57 @@
+//! Brings alerts to every channel: the log at once, the journal for the operational endpoints, and mail.
+//!
+//! No channel waits for another, and nobody who found something out waits for any of them.
+
+use super::{Alert, Severity};
+use postrider_store::{AlertHappened, Store, StoreError};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+pub struct Teller {
+    pub store: Arc<dyn Store>,
+    pub queue: mpsc::Receiver<Alert>,
+    /// `None`: nobody wants mail.
+    pub mail: Option<mpsc::Sender<Alert>>,
+}
+
+impl Teller {
+    /// For as long as the server runs.
+    pub async fn keep(mut self) {
+        while let Some(alert) = self.queue.recv().await {
+            metrics::counter!("postrider_alerts_total").increment(1);
+            match alert.severity {
+                _ if alert.is_logged => {}
+                Severity::Trouble => warn!(alert = alert.name, "{}", alert.words),
+                Severity::Relief => info!(alert = alert.name, "{}", alert.words),
+            }
+            if let Some(mail) = &self.mail
+                && mail.try_send(alert.clone()).is_err()
+            {
+                metrics::counter!("postrider_alerts_dropped_total").increment(1);
+            }
+            if let Some(event) = &alert.event {
+                let happened = AlertHappened {
+                    name: alert.name.clone(),
+                    event_type: event.name.clone(),
+                    data: event.data.to_string(),
+                };
+                tokio::spawn(enter(Arc::clone(&self.store), alert.clone(), happened));
+            }
+        }
+    }
+}
+
+/// A store that cannot answer just now is asked again, for as long as the news is any.
+async fn enter(store: Arc<dyn Store>, alert: Alert, happened: AlertHappened) {
+    for _ in 0..TRIES_MAX {
+        match store.enter_alert(alert.app, happened.clone(), alert.at).await {
+            Ok(()) | Err(StoreError::Closed) => return,
+            Err(_) => tokio::time::sleep(TRY_AGAIN).await,
+        }
+    }
+    warn!(alert = alert.name, "an alert could not be entered, and is not sent by webhook");
+}
+
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+const TRIES_MAX: usize = 120;
