@@ -2,13 +2,14 @@
 
 use super::{Alert, Severity};
 use crate::{
-    clock::Shown,
+    clock::{self, Shown},
     config::{MailServer, MailSettings, MailTls},
 };
 use anyhow::Context;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use lettre::{
-    AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor,
-    message::Mailbox,
+    Address, AsyncSmtpTransport, AsyncTransport, Tokio1Executor,
+    address::Envelope,
     transport::smtp::{
         authentication::Credentials,
         client::{Tls, TlsParameters},
@@ -20,8 +21,8 @@ use tracing::warn;
 
 pub struct Mailer {
     transport: AsyncSmtpTransport<Tokio1Executor>,
-    from: Mailbox,
-    to: Vec<Mailbox>,
+    from: Address,
+    to: Vec<Address>,
     /// Which deployment it is that tells.
     node: String,
 }
@@ -42,26 +43,51 @@ impl Mailer {
         if let Some((name, password)) = user {
             transport = transport.credentials(Credentials::new(name.clone(), password.reveal().to_owned()));
         }
-        let mailbox = |address: &String| address.parse::<Mailbox>().with_context(|| format!("reading {address}"));
-        Ok(Self {
-            transport: transport.build(),
-            from: mailbox(&settings.from)?,
-            to: settings.to.iter().map(mailbox).collect::<anyhow::Result<_>>()?,
-            node: node.to_owned(),
-        })
+        let (from, to) = (settings.from.clone(), settings.to.clone());
+        Ok(Self { transport: transport.build(), from, to, node: node.to_owned() })
     }
 
     /// Sends one letter, and says what went wrong if something did. It ends in any case.
     pub async fn send(&self, subject: &str, text: String) -> Result<(), String> {
-        let to = self.to.iter().fold(Message::builder().from(self.from.clone()), |letter, to| letter.to(to.clone()));
-        let subject = format!("[Postrider {}] {subject}", self.node);
-        let letter = to.subject(subject).body(text).map_err(|error| error.to_string())?;
-        match tokio::time::timeout(PATIENCE * 3, self.transport.send(letter)).await {
+        let envelope = Envelope::new(Some(self.from.clone()), self.to.clone()).map_err(|error| error.to_string())?;
+        let letter = self.written(subject, &text);
+        match tokio::time::timeout(PATIENCE * 3, self.transport.send_raw(&envelope, letter.as_bytes())).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("the mail server did not answer in time".to_owned()),
         }
     }
+
+    /// As RFC 5322 and MIME write it: plain text, with whatever letters there are in names.
+    fn written(&self, subject: &str, text: &str) -> String {
+        let subject = encoded(&format!("[Postrider {}] {subject}", self.node));
+        let to = self.to.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
+        let date = jiff::Timestamp::from_millisecond(clock::now().as_millis()).unwrap_or_default();
+        let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_string(&date).unwrap_or_default();
+        let body = BASE64_STANDARD.encode(text);
+        let lines: Vec<&str> = body.as_bytes().chunks(LINE_MAX).filter_map(|line| str::from_utf8(line).ok()).collect();
+        format!(
+            "From: Postrider <{}>\r\nTo: {to}\r\nSubject: {subject}\r\nDate: {date}\r\nMIME-Version: 1.0\r\n\
+             Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: base64\r\n\r\n{}\r\n",
+            self.from,
+            lines.join("\r\n")
+        )
+    }
+}
+
+/// Text in a header, in words that are short enough each.
+fn encoded(text: &str) -> String {
+    let mut words = vec![String::new()];
+    for letter in text.chars() {
+        let last = words.last_mut().expect("there is always one");
+        if last.len() + letter.len_utf8() <= WORD_MAX {
+            last.push(letter);
+        } else {
+            words.push(letter.to_string());
+        }
+    }
+    let words = words.iter().map(|word| format!("=?UTF-8?B?{}?=", BASE64_STANDARD.encode(word)));
+    words.collect::<Vec<_>>().join("\r\n ")
 }
 
 /// Sends what is queued, for as long as the server runs.
@@ -149,4 +175,26 @@ fn letter(alerts: &[Alert]) -> (String, String) {
 /// For each step of the talk with the mail server.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LETTER_MAX: usize = 500;
+/// Of base64, as MIME wants it.
+const LINE_MAX: usize = 76;
+/// Encoded, a word has 75 letters at most.
+const WORD_MAX: usize = 45;
 const SUBJECT_MAX: usize = 120;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_holds_any_text_in_short_words() {
+        let text = "Größe: ".repeat(20);
+        let header = encoded(&text);
+        let mut read = String::new();
+        for word in header.split("\r\n ") {
+            assert!(word.len() <= 75 && word.is_ascii(), "{word}");
+            let inside = word.strip_prefix("=?UTF-8?B?").and_then(|rest| rest.strip_suffix("?=")).expect("a word");
+            read += str::from_utf8(&BASE64_STANDARD.decode(inside).expect("base64")).expect("whole letters");
+        }
+        assert_eq!(read, text);
+    }
+}

@@ -1,6 +1,7 @@
 //! When operators are told that something is wrong, and by what mail.
 
 use super::{Hidden, Refusal};
+use lettre::Address;
 use std::time::Duration;
 use url::Url;
 
@@ -24,8 +25,8 @@ pub struct AlertRules {
 #[derive(Clone)]
 pub struct MailSettings {
     pub server: MailServer,
-    pub from: String,
-    pub to: Vec<String>,
+    pub from: Address,
+    pub to: Vec<Address>,
 }
 
 #[derive(Clone)]
@@ -104,14 +105,12 @@ impl RawAlerts {
         if self.mail_to.is_empty() {
             return Err(("alert_mail_server", "needs alert_mail_to beside it".to_owned()));
         }
-        for (key, address) in
-            std::iter::once(("alert_mail_from", &from)).chain(self.mail_to.iter().map(|to| ("alert_mail_to", to)))
-        {
-            if let Err(reason) = address.parse::<lettre::message::Mailbox>() {
-                return Err((key, format!("`{address}` is not an address: {reason}")));
-            }
-        }
-        Ok(Some(MailSettings { server, from, to: self.mail_to.clone() }))
+        let read = |key, text: &String| {
+            text.parse::<Address>().map_err(|reason| (key, format!("`{text}` is not an address: {reason}")))
+        };
+        let from = read("alert_mail_from", &from)?;
+        let to = self.mail_to.iter().map(|to| read("alert_mail_to", to)).collect::<Result<_, Refusal>>()?;
+        Ok(Some(MailSettings { server, from, to }))
     }
 }
 

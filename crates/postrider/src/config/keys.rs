@@ -444,7 +444,7 @@ pub const KEYS: &[Key] = &[
         default: None,
         secret: false,
         flag: None,
-        about: "The address that alerts are sent from, `alerts@example.com` or `Postrider <alerts@example.com>`.",
+        about: "The address that alerts are sent from, `alerts@example.com`.",
     },
     Key {
         name: "alert_mail_to",
