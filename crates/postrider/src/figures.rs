@@ -16,7 +16,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use postrider_engine::{EndpointKey, Timestamp, policy::Standing};
 use postrider_store::{LaneFound, Shards, Store, StoreError};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,66 +47,99 @@ impl Figures {
 
     pub async fn keep(self) {
         let gauges = Gauges::new();
-        let (mut next_count, mut next_review) = (Instant::now(), Instant::now() + REVIEW_EVERY);
-        let mut counted = Shards::NONE;
+        let (mut counting, mut naming) = (Pace::new(EVERY), Pace::new(EVERY));
+        let mut reviewing = Pace::new(REVIEW_EVERY);
+        let (mut counted, mut lanes) = (Shards::NONE, Lanes::default());
         loop {
-            let (begun, owned) = (Instant::now(), self.store.owned());
+            let owned = self.store.owned();
             // What has changed hands would otherwise be counted twice or not at all until the next time.
-            if next_count <= begun || owned != counted {
+            let looked = if counting.is_due() || owned != counted {
                 counted = owned;
-                match self.look(&gauges, owned).await {
-                    Ok(()) => {}
-                    Err(StoreError::Closed) => return,
-                    Err(error) => tracing::warn!(%error, "the store could not be counted"),
-                }
-                next_count = begun + until_next_count(begun.elapsed());
+                counting.measure(self.look(&gauges, &mut lanes, owned)).await
+            } else {
+                Ok(())
+            };
+            // Apart from the others, because it takes longer, and these should not be old for that.
+            let looked = match looked {
+                Ok(()) if naming.is_due() => naming.measure(self.look_at_endpoints(&lanes)).await,
+                looked => looked,
+            };
+            match looked {
+                Ok(()) => {}
+                Err(StoreError::Closed) => return,
+                Err(error) => tracing::warn!(%error, "the store could not be counted"),
             }
-            if next_review <= begun {
-                next_review = begun + REVIEW_EVERY;
-                self.tops.review();
+            if reviewing.is_due() {
+                reviewing.measure(async { self.tops.review() }).await;
             }
             self.metrics.run_upkeep();
             tokio::time::sleep(EVERY).await;
         }
     }
 
-    async fn look(&self, gauges: &Gauges, owned: Shards) -> Result<(), StoreError> {
+    async fn look(&self, gauges: &Gauges, lanes: &mut Lanes, owned: Shards) -> Result<(), StoreError> {
         let counts = self.store.counts(owned).await?;
         gauges.waiting.set(counts.waiting as f64);
         gauges.dead.set(counts.dead as f64);
         self.statistics.standing(counts, self.clock.now());
         let Some(held) = self.view.held_lanes().await else { return Ok(()) };
-        let held: HashMap<EndpointKey, Standing> = held.into_iter().collect();
+        *lanes = Lanes { held: held.into_iter().collect(), waiting: self.store.lanes(owned).await? };
+        let held = &lanes.held;
         let many = |stands: fn(&Standing) -> bool| held.values().filter(|standing| stands(standing)).count() as f64;
         gauges.open.set(many(|standing| matches!(standing, Standing::Open { .. })));
         gauges.half_open.set(many(|standing| matches!(standing, Standing::HalfOpen)));
-
-        let lanes = self.store.lanes(owned).await?;
-        let oldest = Oldest::of(&lanes, |endpoint| held.contains_key(&endpoint), self.clock.now());
+        let oldest = Oldest::of(&lanes.waiting, |endpoint| held.contains_key(&endpoint), self.clock.now());
         gauges.oldest_ours.set(oldest.ours.as_secs_f64());
         gauges.oldest_theirs.set(oldest.theirs.as_secs_f64());
-        self.look_at_endpoints(&lanes, &held).await
+        Ok(())
     }
 
-    async fn look_at_endpoints(
-        &self,
-        lanes: &[LaneFound],
-        held: &HashMap<EndpointKey, Standing>,
-    ) -> Result<(), StoreError> {
-        let named: HashSet<EndpointKey> = self.tops.endpoints().into_iter().collect();
-        let due: HashMap<EndpointKey, Timestamp> = lanes.iter().map(|lane| (lane.endpoint, lane.next_due)).collect();
-        let mut gauges = Vec::with_capacity(named.len());
-        for endpoint in named {
-            let waiting = match due.get(&endpoint) {
-                Some(_) => self.store.backlog(endpoint, None).await?.waiting,
-                None => 0,
+    async fn look_at_endpoints(&self, lanes: &Lanes) -> Result<(), StoreError> {
+        let due = lanes.waiting.iter().map(|lane| (lane.endpoint, lane.next_due));
+        let due: HashMap<EndpointKey, Timestamp> = due.collect();
+        let mut gauges = Vec::new();
+        for endpoint in self.tops.endpoints() {
+            let (waiting, oldest_due) = match due.get(&endpoint) {
+                Some(due) => (self.store.backlog(endpoint, None).await?.waiting, self.clock.now().since(*due)),
+                None => (0, Duration::ZERO),
             };
-            let oldest_due = due.get(&endpoint).map(|due| self.clock.now().since(*due)).unwrap_or_default();
-            let breaker = held.get(&endpoint).copied().unwrap_or(Standing::Closed);
+            let breaker = lanes.held.get(&endpoint).copied().unwrap_or(Standing::Closed);
             gauges.push((endpoint, EndpointGauges { waiting, oldest_due, breaker }));
         }
         self.tops.set_gauges(gauges);
         Ok(())
+    }
+}
+
+/// How lanes stood at the last look.
+#[derive(Default)]
+struct Lanes {
+    /// Those that wait for their endpoints.
+    held: HashMap<EndpointKey, Standing>,
+    /// Those with something waiting.
+    waiting: Vec<LaneFound>,
+}
+
+/// When something is done again: the later, the longer it takes.
+struct Pace {
+    every: Duration,
+    next: Instant,
+}
+
+impl Pace {
+    fn new(every: Duration) -> Self {
+        Self { every, next: Instant::now() }
+    }
+
+    fn is_due(&self) -> bool {
+        self.next <= Instant::now()
+    }
+
+    async fn measure<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let begun = Instant::now();
+        let done = work.await;
+        self.next = begun + until_next(begun.elapsed(), self.every);
+        done
     }
 }
 
@@ -152,8 +185,8 @@ impl Oldest {
     }
 }
 
-fn until_next_count(took: Duration) -> Duration {
-    took.saturating_mul(SHARE).max(EVERY)
+fn until_next(took: Duration, every: Duration) -> Duration {
+    took.saturating_mul(SHARE).max(every)
 }
 
 #[cfg(test)]
@@ -163,9 +196,9 @@ mod tests {
     #[test]
     fn who_takes_long_to_count_is_asked_less_often() {
         for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 1_500_000)] {
-            assert_eq!(until_next_count(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
+            assert_eq!(until_next(Duration::from_millis(took), EVERY), Duration::from_millis(expected), "{took} ms");
         }
-        assert_eq!(until_next_count(Duration::MAX), Duration::MAX);
+        assert_eq!(until_next(Duration::MAX, EVERY), Duration::MAX);
     }
 
     #[test]

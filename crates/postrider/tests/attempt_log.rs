@@ -54,6 +54,8 @@ async fn an_attempt_is_one_line_with_everything_in_it() {
         assert_eq!(first[name], value, "{first}");
     }
     assert_eq!(first["rule"], attempts[0]["verdict"]["rule"]);
+    let delay = &attempts[0]["verdict"]["delay"];
+    assert_eq!((&first["wait_ms"], &first["backoff_ms"]), (&delay["waitMs"], &delay["backoffMs"]), "{first}");
     assert_eq!(first["next_at"], attempts[0]["verdict"]["nextAttempt"], "when, as the API says it: {first}");
     assert_eq!(
         (&second["attempt"], &second["class"], &second["next"]),

@@ -58,11 +58,15 @@ async fn everything_that_happens_is_counted_and_prometheus_has_nothing_to_say_ag
         }
     }
     world.health_that_is("down", "tripped").await;
+    let down = world.get("endpoint/down").await["id"].as_str().expect("an id").to_owned();
+    let application = world.get("").await["id"].as_str().expect("an id").to_owned();
+    let labels = format!("application=\"{application}\",endpoint=\"{down}\"");
     // Some of it is looked up, every few seconds.
     let page = eventually("a breaker that is open, and what waits behind it", async || {
         let page = world.client.metrics().await;
         let is_seen = value(&page, "postrider_breakers{state=\"open\"}") == Some(1.0)
-            && value(&page, "postrider_deliveries_waiting") == Some(2.0);
+            && value(&page, "postrider_deliveries_waiting") == Some(2.0)
+            && value(&page, &format!("postrider_endpoint_breaker_state{{{labels}}}")) == Some(2.0);
         is_seen.then_some(page)
     })
     .await;
@@ -101,9 +105,6 @@ async fn everything_that_happens_is_counted_and_prometheus_has_nothing_to_say_ag
     assert!(late("ours") < late("theirs"), "{} {}", late("ours"), late("theirs"));
     assert!(value(&page, "postrider_oldest_due_seconds{whose=\"theirs\"}").is_some_and(|age| age > 0.0), "{page}");
 
-    let down = world.get("endpoint/down").await["id"].as_str().expect("an id").to_owned();
-    let application = world.get("").await["id"].as_str().expect("an id").to_owned();
-    let labels = format!("application=\"{application}\",endpoint=\"{down}\"");
     for (series, expected) in [
         (format!("postrider_endpoint_breaker_state{{{labels}}}"), 2.0),
         (format!("postrider_endpoint_deliveries_waiting{{{labels}}}"), 2.0),

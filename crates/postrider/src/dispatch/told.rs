@@ -51,8 +51,8 @@ impl Told<'_> {
             held_by = parcel.held.map(|held| held_name(held.by)),
             next = next_name(verdict.next),
             next_at = due(verdict.next),
+            wait_ms = attempt.and_then(|attempt| wait(attempt, verdict.next)).map(millis),
             backoff_ms = delay(verdict.next).map(|delay| millis(delay.backoff)),
-            jitter_ms = delay(verdict.next).map(|delay| millis(delay.jitter)),
             retry_after_ms = delay(verdict.next).and_then(|delay| delay.retry_after).map(millis),
             death = death(verdict.next),
             trace_id = trace.and_then(trace_id),
@@ -123,6 +123,14 @@ fn next_name(next: Next) -> &'static str {
 fn due(next: Next) -> Option<String> {
     let (Next::Retry { due, .. } | Next::Postponed { due }) = next else { return None };
     Some(jiff::Timestamp::from_millisecond(due.as_millis()).ok()?.to_string())
+}
+
+/// From the end of the attempt.
+fn wait(attempt: &AttemptRecord, next: Next) -> Option<Duration> {
+    match next {
+        Next::Retry { due, .. } => Some(due.since(attempt.started_at.plus(attempt.duration))),
+        Next::Delivered | Next::Dead(_) | Next::Nothing | Next::Postponed { .. } => None,
+    }
 }
 
 fn delay(next: Next) -> Option<Delay> {
