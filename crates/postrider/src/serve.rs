@@ -268,7 +268,11 @@ impl Server {
                 rules,
             },
         });
-        let router = dashboard::over(metrics_route(metrics, tops, Arc::clone(&api)).merge(http::router(api)), sessions);
+        let router = dashboard::over(
+            metrics_route(metrics, tops, Arc::clone(&api)).merge(http::router(api)),
+            sessions,
+            &settings.portal_frames,
+        );
         let limits = server::Limits {
             connections_max: settings.connections_max,
             connections_per_address_max: settings.connections_per_address_max,

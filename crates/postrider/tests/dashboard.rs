@@ -6,7 +6,9 @@ use bytes::Bytes;
 use http::{HeaderMap, Method};
 use serde_json::{Value, json};
 use support::{
-    receiver::Answer,
+    api::Client,
+    receiver::{Answer, Receiver},
+    server::Server,
     stores::{StoreKind, on_both_stores},
     world::{World, hasty},
 };
@@ -21,10 +23,12 @@ on_both_stores! {
     a_customer_adds_changes_and_deletes_an_endpoint,
     what_was_done_is_counted_and_drawn,
     tasks_and_keys_are_seen_and_ended,
+    a_test_alert_tells_how_it_went,
 }
 
 /// What whoever runs it sees.
-const OF_ALL: [&str; 7] = ["/overview", "/apps", "/event-types", "/tasks", "/schedule", "/api-keys", "/audit"];
+const OF_ALL: [&str; 8] =
+    ["/overview", "/apps", "/event-types", "/tasks", "/schedule", "/alerts", "/api-keys", "/audit"];
 
 /// A browser without JavaScript.
 struct Visitor {
@@ -383,4 +387,61 @@ async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {
     assert_eq!((done.status, done.leads_to()), (303, "/api-keys?done=revoked"), "{}", done.text);
     assert!(visitor.see("/api-keys").await.text.contains("revoked"));
     assert!(visitor.see("/audit?operation=v1.api-key.revoke").await.text.contains(id));
+}
+
+async fn a_test_alert_tells_how_it_went(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let csrf = visitor.see("/alerts").await.csrf().to_owned();
+    let page = visitor.send("/alerts", &[("csrf", &csrf)]).await;
+    assert!(page.text.contains("none are set") && page.text.contains(">off<"), "{}", page.text);
+    for (path, status) in [("/pager", 204), ("/chat", 500)] {
+        visitor.world.receiver.always(path, Answer::Full { status, headers: Vec::new(), body: Bytes::new() });
+        let body = json!({"url": visitor.world.receiver.url(path), "description": path});
+        visitor.world.client.create("/api/v1/operational-webhook/endpoint", &body).await;
+    }
+    let page = visitor.send("/alerts", &[("csrf", &csrf)]).await;
+    assert!(page.text.contains(">delivered<"), "{}", page.text);
+    assert!(page.text.contains(">failed<") && page.text.contains("500"), "{}", page.text);
+    assert_eq!(visitor.send("/alerts", &[("csrf", "forged")]).await.status, 403);
+}
+
+#[tokio::test]
+async fn the_portal_may_be_framed_by_named_sites_and_nothing_else_may() {
+    let mut server = Server::not_started(&["--public-url", "https://hooks.example"]);
+    server.set_variables(&[("POSTRIDER_PORTAL_FRAMES", "https://app.example,https://b.example")]);
+    server.start_again();
+    server.take_token();
+    let mut client = Client::new(server.address(), server.token());
+    let app = client.create("/api/v1/app", &json!({"name": "Acme", "uid": "acme"})).await;
+    let made = client.create("/api/v1/auth/app-portal-access/acme", &json!({})).await;
+    let app = app["id"].as_str().expect("an id").to_owned();
+    let world = World { server, receiver: Receiver::start(), client };
+    let mut visitor = Visitor { world, cookie: None, app };
+    let frames = |page: &Page| {
+        let policy = page.headers["content-security-policy"].to_str().expect("text").to_owned();
+        let (_, sites) = policy.rsplit_once("frame-ancestors ").expect("a word on frames");
+        (sites.to_owned(), page.headers.contains_key("x-frame-options"))
+    };
+    let named = ("https://app.example https://b.example".to_owned(), false);
+    let nobody = ("'none'".to_owned(), true);
+    assert_eq!(frames(&visitor.see("/portal").await), named);
+    assert_eq!(frames(&visitor.see("/sign-in").await), nobody);
+
+    let token = made["token"].as_str().expect("a token");
+    let entered = visitor.send("/sign-in", &[("token", token)]).await;
+    let cookie = entered.headers["set-cookie"].to_str().expect("text").to_owned();
+    assert!(cookie.starts_with("__Host-") && cookie.contains("SameSite=None; Secure; Partitioned"), "{cookie}");
+    visitor.cookie = Some(cookie.split(';').next().expect("a pair").to_owned());
+    let page = visitor.see(&visitor.page("")).await;
+    assert_eq!((page.status, frames(&page)), (200, named), "{}", page.text);
+    let csrf = page.csrf().to_owned();
+    let left = visitor.send("/sign-out", &[("csrf", &csrf)]).await;
+    assert!(left.headers["set-cookie"].to_str().expect("text").contains("Partitioned"), "or it would stay there");
+
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    assert_eq!(frames(&visitor.see("/overview").await), nobody);
+    assert_eq!(frames(&visitor.see(&visitor.page("")).await), nobody);
 }

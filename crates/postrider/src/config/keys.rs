@@ -183,6 +183,14 @@ pub const KEYS: &[Key] = &[
         about: "The address by which others reach this server, used in links that it hands out. Not set: `http://` and the address it listens on.",
     },
     Key {
+        name: "portal_frames",
+        form: Form::List,
+        default: Some(""),
+        secret: false,
+        flag: None,
+        about: "Sites that may show the pages of one application in a frame, such as `https://app.example.com`: those where you embed the portal for your customers. Needs TLS, here or at a proxy (`public_url`), because browsers keep no cookies in frames without it. Pages of operators are never shown in a frame.",
+    },
+    Key {
         name: "allow_subnets",
         form: Form::List,
         default: Some(""),

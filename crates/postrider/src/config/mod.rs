@@ -54,6 +54,8 @@ pub struct Settings {
     pub lease: Duration,
     /// The address by which others reach this server; `None`: the one it listens on.
     pub public_url: Option<Url>,
+    /// Sites that may show the portal in a frame.
+    pub portal_frames: Vec<String>,
     /// Ranges that deliveries may go to although they are private or otherwise special.
     pub allow_subnets: Vec<IpNet>,
     /// Ports that endpoints may have besides the usual ones.
@@ -284,6 +286,7 @@ struct Raw {
     node_name: Option<String>,
     lease: Span,
     public_url: Option<Url>,
+    portal_frames: Vec<String>,
     allow_subnets: Vec<IpNet>,
     allow_ports: Vec<Port>,
     https_only: bool,
@@ -378,6 +381,8 @@ impl Raw {
         if let Some(url) = &self.public_url {
             check_public_url(url).map_err(|reason| ("public_url", reason))?;
         }
+        let is_secure = tls.is_some() || self.public_url.as_ref().is_some_and(|url| url.scheme() == "https");
+        check_portal_frames(&self.portal_frames, is_secure).map_err(|reason| ("portal_frames", reason))?;
         if !BODY_RANGE.contains(&self.body_max.0) {
             return Err(("body_max", "must be between 1KiB and 64MiB".to_owned()));
         }
@@ -452,6 +457,7 @@ impl Raw {
             node_name,
             lease: self.lease.0,
             public_url: self.public_url,
+            portal_frames: self.portal_frames,
             allow_subnets: self.allow_subnets,
             allow_ports: self.allow_ports.into_iter().map(|port| port.0).collect(),
             https_only: self.https_only,
@@ -550,6 +556,21 @@ fn check_public_url(url: &Url) -> Result<(), String> {
         return Err("must be a plain address, without user, query or fragment".to_owned());
     }
     Ok(())
+}
+
+fn check_portal_frames(sites: &[String], is_secure: bool) -> Result<(), String> {
+    for site in sites {
+        let is_origin = Url::parse(site).is_ok_and(|url| {
+            matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == site.as_str()
+        });
+        if !is_origin {
+            return Err(format!("`{site}` is not a site such as https://app.example.com, with nothing behind it"));
+        }
+    }
+    match sites.is_empty() || is_secure {
+        true => Ok(()),
+        false => Err("needs TLS: set tls_certificate_file, or a public_url that begins with https://".to_owned()),
+    }
 }
 
 /// Where `postrider.toml` is looked for when none is named.

@@ -193,6 +193,12 @@ pub fn tone(status: &str) -> &'static str {
     }
 }
 
+/// The same for a page that may be shown in frames of these sites.
+pub fn policy_for(sites: &[String]) -> Option<HeaderValue> {
+    let (rest, _) = POLICY.rsplit_once("'none'")?;
+    HeaderValue::from_str(&format!("{rest}{}", sites.join(" "))).ok().filter(|_| !sites.is_empty())
+}
+
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -221,6 +227,14 @@ mod tests {
         for (plain, shown) in [("null", "null"), (r#""a b""#, r#""a b""#), ("{}", "{}")] {
             assert_eq!(indented(plain), shown);
         }
+    }
+
+    #[test]
+    fn frames_are_for_the_sites_that_are_named() {
+        assert!(POLICY.ends_with("frame-ancestors 'none'"));
+        assert_eq!(policy_for(&[]), None);
+        let policy = policy_for(&["https://a.example".to_owned(), "https://b.example".to_owned()]).expect("a policy");
+        assert!(policy.to_str().unwrap().ends_with("; frame-ancestors https://a.example https://b.example"));
     }
 
     #[test]

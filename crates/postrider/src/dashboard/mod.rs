@@ -4,6 +4,7 @@
 //! opened with, and shows the answer. So nobody sees or does more here than he could there, and what is done here is checked,
 //! limited and written down in the same way (decision 18).
 
+mod alerts;
 mod api_keys;
 mod application;
 mod applications;
@@ -24,8 +25,15 @@ mod session;
 mod sign_in;
 mod tasks;
 
-use axum::{Router, response::Response, routing::get};
-use frame::{icon, script, style};
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware::{self, Next},
+    response::Response,
+    routing::get,
+};
+use frame::{icon, policy_for, script, style};
+use http::{HeaderValue, header};
 use inside::Inside;
 pub use session::Sessions;
 use std::sync::Arc;
@@ -34,11 +42,15 @@ use std::sync::Arc;
 pub struct Site {
     inside: Inside,
     sessions: Sessions,
+    /// The policy of pages that may be shown in a frame.
+    framed: Option<HeaderValue>,
 }
 
-/// The pages, over the routes of the API, to which they are added.
-pub fn over(api: Router, sessions: Sessions) -> Router {
-    let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions });
+/// The pages, over the routes of the API, to which they are added. `frames`: sites that may show those of one application in a
+/// frame.
+pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
+    let sessions = sessions.in_frames(!frames.is_empty());
+    let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions, framed: policy_for(frames) });
     let pages = Router::new()
         .route("/dashboard.css", get(async || -> Response { style(include_str!("assets/dashboard.css")) }))
         .route("/icon.svg", get(async || -> Response { icon(include_str!("assets/icon.svg")) }))
@@ -59,7 +71,24 @@ pub fn over(api: Router, sessions: Sessions) -> Router {
         .merge(event_types::routes())
         .merge(tasks::routes())
         .merge(api_keys::routes())
+        .merge(alerts::routes())
         .merge(audit::routes())
+        .layer(middleware::from_fn_with_state(Arc::clone(&site), let_into_frames))
         .with_state(site);
     api.merge(pages)
+}
+
+/// Pages of one application, and the one that opens them, may be in a frame where that is set. Those of operators never: a
+/// click there could be led by whoever is around it.
+async fn let_into_frames(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    let Some(policy) = &site.framed else { return next.run(request).await };
+    let is_portal = request.uri().path() == "/portal"
+        || site.sessions.find(request.headers()).is_some_and(|session| !session.sees_all());
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    if is_portal && headers.contains_key(header::CONTENT_SECURITY_POLICY) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy.clone());
+        headers.remove(header::X_FRAME_OPTIONS);
+    }
+    response
 }

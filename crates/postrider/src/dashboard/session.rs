@@ -27,6 +27,8 @@ pub struct Sessions {
     clock: fn() -> Timestamp,
     /// The cookie goes over TLS only.
     is_secure: bool,
+    /// Those of one application may be in a frame of another site, which gives it a cookie of its own.
+    in_frames: bool,
 }
 
 /// Someone who has signed in.
@@ -66,7 +68,12 @@ impl Sessions {
     pub fn new(key: &[u8], clock: fn() -> Timestamp, is_secure: bool) -> Self {
         let mut made = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length");
         made.update(b"sessions of the dashboard");
-        Self { cipher: XChaCha20Poly1305::new(&made.finalize().into_bytes()), clock, is_secure }
+        Self { cipher: XChaCha20Poly1305::new(&made.finalize().into_bytes()), clock, is_secure, in_frames: false }
+    }
+
+    /// Lets sessions for one application be kept in frames.
+    pub fn in_frames(self, in_frames: bool) -> Self {
+        Self { in_frames: in_frames && self.is_secure, ..self }
     }
 
     /// The cookie for someone who has shown a token, for one application or for all. `None`: there is none that a browser would
@@ -76,6 +83,7 @@ impl Sessions {
         rand::rngs::SysRng.try_fill_bytes(&mut chance).ok()?;
         let (nonce, csrf) = chance.split_at(24);
         let until = (self.clock)().plus(SESSION).as_millis();
+        let is_portal = app.is_some();
         let session =
             Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, app, peer: None };
         let plain = serde_json::to_vec(&session).ok()?;
@@ -85,18 +93,22 @@ impl Sessions {
         if self.name().len() + text.len() > COOKIE_MAX {
             return None;
         }
-        self.cookie(&text, SESSION)
+        self.cookie(&text, SESSION, is_portal)
     }
 
     /// The cookie that takes the other one away.
-    pub fn close(&self) -> Option<HeaderValue> {
-        self.cookie("", Duration::ZERO)
+    pub fn close(&self, session: &Session) -> Option<HeaderValue> {
+        self.cookie("", Duration::ZERO, !session.sees_all())
     }
 
-    fn cookie(&self, value: &str, life: Duration) -> Option<HeaderValue> {
-        let secure = if self.is_secure { "; Secure" } else { "" };
-        let text =
-            format!("{}={value}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}", self.name(), life.as_secs());
+    /// In a frame of another site, browsers keep only a cookie that says it may be there, and keep it for that site alone.
+    fn cookie(&self, value: &str, life: Duration, is_portal: bool) -> Option<HeaderValue> {
+        let kept = match (self.is_secure, self.in_frames && is_portal) {
+            (_, true) => "SameSite=None; Secure; Partitioned",
+            (true, false) => "SameSite=Strict; Secure",
+            (false, false) => "SameSite=Strict",
+        };
+        let text = format!("{}={value}; Path=/; Max-Age={}; HttpOnly; {kept}", self.name(), life.as_secs());
         HeaderValue::from_str(&text).ok()
     }
 
@@ -105,7 +117,7 @@ impl Sessions {
         if self.is_secure { "__Host-postrider_session" } else { COOKIE }
     }
 
-    fn find(&self, headers: &HeaderMap) -> Option<Session> {
+    pub fn find(&self, headers: &HeaderMap) -> Option<Session> {
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let mut values = cookies.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
         let (_, text) = values.find(|(name, _)| *name == self.name())?;

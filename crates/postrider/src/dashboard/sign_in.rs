@@ -75,8 +75,8 @@ async fn sign_in(State(site): State<Arc<Site>>, request: Request) -> Result<Resp
     }
 }
 
-async fn sign_out(State(site): State<Arc<Site>>, _: Sent) -> Response {
-    with_cookie(to(&Path::page(&["sign-in"])), site.sessions.close())
+async fn sign_out(State(site): State<Arc<Site>>, Sent { session, .. }: Sent) -> Response {
+    with_cookie(to(&Path::page(&["sign-in"])), site.sessions.close(&session))
 }
 
 fn with_cookie(mut response: Response, cookie: Option<HeaderValue>) -> Response {
