@@ -177,7 +177,9 @@ async fn start_task(world: &World, process: &Process, chance: &mut Chance) -> Do
         | TaskKind::ReplayMissing { .. }
         | TaskKind::BulkReplay { .. }
         | TaskKind::ReplayDead { .. }
-        | TaskKind::Purge => None,
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => None,
     };
     // Whether it was begun is not known if the answer is lost.
     if let Some(below) = called_back {

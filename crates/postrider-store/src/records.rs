@@ -383,6 +383,26 @@ pub enum TaskKind {
     Resume { endpoint: i64, keep: Keep },
     /// The contents of all messages of the application, and of the answers to them.
     Purge,
+    /// How many attempts each application had. Found out before it is written down.
+    AppStats { since: i64, until: i64, found: Vec<AppUsage> },
+    /// Which types each application's endpoints ask for. Found out before it is written down.
+    EventTypes { found: Vec<AppSubscriptions> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppUsage {
+    pub app: i64,
+    pub uid: Option<String>,
+    pub attempts: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppSubscriptions {
+    pub app: i64,
+    /// Sorted, each once.
+    pub event_types: Vec<String>,
+    /// An endpoint takes whatever comes.
+    pub takes_all: bool,
 }
 
 /// What is still to be delivered when an endpoint is resumed; the rest is cancelled.
@@ -451,6 +471,8 @@ impl TaskKind {
             Self::Cancel { .. } => "cancel",
             Self::Resume { .. } => "resume",
             Self::Purge => "purge",
+            Self::AppStats { .. } => "app_stats",
+            Self::EventTypes { .. } => "event_types",
         }
     }
 }

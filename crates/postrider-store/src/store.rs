@@ -5,7 +5,7 @@ use crate::{
     journal::*,
     records::*,
     shards::{Shards, Tenure},
-    tallies::{Counted, TalliesOf, Tally},
+    tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan},
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -253,6 +253,15 @@ pub trait Store: Send + Sync + 'static {
 
     /// Adds to what was counted.
     async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError>;
+    /// How much was counted of each application: of events from the first to the last of these, in `[since, until)`, widened
+    /// to whole spans. In no order.
+    async fn tallies_by_application(
+        &self,
+        events: (TallyCode, TallyCode),
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<(AppKey, u64)>, StoreError>;
     /// In order of time. Where nothing was counted there is nothing.
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError>;
 

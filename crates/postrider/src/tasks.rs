@@ -61,6 +61,8 @@ pub fn type_name(kind: &TaskKind) -> &'static str {
         TaskKind::ReplayMissing { .. } => "endpoint.replay",
         TaskKind::BulkReplay { .. } => "endpoint.bulk-replay",
         TaskKind::Purge => "application.purge_content",
+        TaskKind::AppStats { .. } => "application.stats",
+        TaskKind::EventTypes { .. } => "event-type.aggregate",
         TaskKind::Cancel { .. } => "endpoint.cancel",
         TaskKind::Resume { .. } => "endpoint.resume",
     }

@@ -102,7 +102,7 @@ fn needed(operation: &str) -> Option<Scope> {
         ("background-task", "cancel") => Some(Scope::Replay),
         ("endpoint", "get-secret") | ("operational-webhook", "endpoint.get-secret") => Some(Scope::Manage),
         ("operational-webhook", "endpoint.list" | "endpoint.get" | "endpoint.get-headers") => Some(Scope::Read),
-        (_, "list" | "get" | "count" | "tail") => Some(Scope::Read),
+        ("statistics", _) | (_, "list" | "get" | "count" | "tail") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),
         (_, _) => Some(Scope::Manage),
     }

@@ -23,12 +23,12 @@ use svix::{
     api::*,
     error::Error,
     models::{
-        AppPortalAccessIn, AppPortalCapability, ApplicationIn, ApplicationTokenExpireIn, BackgroundTaskStatus,
-        BackgroundTaskType, BulkExpungeContentsIn, BulkExpungeStatus, BulkReplayIn, EndpointHeadersIn,
-        EndpointHeadersPatchIn, EndpointIn, EndpointPatch, EndpointSecretRotateIn, EndpointStats, EndpointUpsertIn,
-        EventExampleIn, EventTypeIn, EventTypePatch, EventTypeUpsertIn, MessageAttemptOut, MessageAttemptTriggerType,
-        MessageEndpointOut, MessageIn, MessageOut, MessageStatus, MessageStatusText, Ordering, RecoverIn, ReplayIn,
-        StatusCodeClass,
+        AppPortalAccessIn, AppPortalCapability, AppUsageStatsIn, ApplicationIn, ApplicationTokenExpireIn,
+        BackgroundTaskStatus, BackgroundTaskType, BulkExpungeContentsIn, BulkExpungeStatus, BulkReplayIn,
+        EndpointHeadersIn, EndpointHeadersPatchIn, EndpointIn, EndpointPatch, EndpointSecretRotateIn, EndpointStats,
+        EndpointUpsertIn, EventExampleIn, EventTypeIn, EventTypePatch, EventTypeUpsertIn, MessageAttemptOut,
+        MessageAttemptTriggerType, MessageEndpointOut, MessageIn, MessageOut, MessageStatus, MessageStatusText,
+        Ordering, RecoverIn, ReplayIn, StatusCodeClass,
     },
 };
 
@@ -717,6 +717,58 @@ async fn replays_are_tasks_that_can_be_watched(store: StoreKind) {
     assert_eq!(refused(tasks.get("qtask_nothing".to_owned()).await), (404, "not_found".to_owned()));
 }
 
+/// Counts are written every ten seconds.
+async fn what_applications_use_is_counted(store: StoreKind) {
+    let world = World::start_on(store);
+    let app = world.application("shop").await;
+    let idle = world.application("idle").await;
+    world.receiver.script("/", [Answer::Status(204)], Answer::Status(400));
+    let endpoint = world.endpoint(&app, "/").await;
+    let mut first = None;
+    for (number, status) in [MessageStatus::Success, MessageStatus::Fail].into_iter().enumerate() {
+        let sent = world.send(&app, "ping", json!({"n": number})).await;
+        world.settled(&app, &sent.id, &endpoint, status).await;
+        first.get_or_insert(sent.timestamp);
+    }
+    eventually("counts of both attempts", async || {
+        let stats = world.svix.endpoint().get_attempt_stats(app.clone(), endpoint.clone(), None).await.expect("stats");
+        ((stats.success, stats.fail, stats.canceled) == (1, 1, 0)).then_some(())
+    })
+    .await;
+
+    let since = first.expect("a message");
+    let wanted = AppUsageStatsIn::new(since, since + Duration::from_secs(60));
+    let all = world.svix.statistics().aggregate_app_stats(wanted.clone(), None).await.expect("counted");
+    assert_eq!((all.task, all.unresolved_app_ids), (BackgroundTaskType::ApplicationStats, Vec::new()));
+    let task = world.svix.background_task().get(all.id).await.expect("a task");
+    assert_eq!(task.status, BackgroundTaskStatus::Finished);
+    let told = json!([
+        {"appId": app, "appUid": "shop", "messageDestinations": 2},
+        {"appId": idle, "appUid": "idle", "messageDestinations": 0},
+    ]);
+    assert_eq!(task.data["appStats"], told);
+    let some = AppUsageStatsIn { app_ids: Some(vec!["idle".to_owned(), "nobody".to_owned()]), ..wanted.clone() };
+    let some = world.svix.statistics().aggregate_app_stats(some, None).await.expect("counted");
+    assert_eq!(some.unresolved_app_ids, ["nobody"]);
+    let backwards = AppUsageStatsIn { since: wanted.until, until: wanted.since, ..wanted };
+    let refusal = refused(world.svix.statistics().aggregate_app_stats(backwards, None).await);
+    assert_eq!(refusal, (400, "invalid_range".to_owned()));
+
+    let narrow = EndpointIn {
+        event_types: Some(vec!["b".to_owned(), "a".to_owned()]),
+        ..EndpointIn::new(world.receiver.url("/narrow"))
+    };
+    world.svix.endpoint().create(idle.clone(), narrow, None).await.expect("created");
+    let types = world.svix.statistics().aggregate_event_types().await.expect("found out");
+    assert_eq!(types.task, BackgroundTaskType::EventTypeAggregate);
+    let task = world.svix.background_task().get(types.id).await.expect("a task");
+    let told = json!([
+        {"appId": app, "explicitlySubscribedEventTypes": [], "hasCatchAllEndpoint": true},
+        {"appId": idle, "explicitlySubscribedEventTypes": ["a", "b"], "hasCatchAllEndpoint": false},
+    ]);
+    assert_eq!(task.data["event_types"], told);
+}
+
 async fn contents_are_removed_for_good(store: StoreKind) {
     let world = World::start_on(store);
     let app = world.application("shop").await;
@@ -1211,6 +1263,7 @@ on_both_stores! {
     attempts_are_found_by_endpoint_by_message_and_by_what_became_of_them,
     what_was_refused_for_good_is_recovered_once_the_receiver_is_healed,
     replays_are_tasks_that_can_be_watched,
+    what_applications_use_is_counted,
     contents_are_removed_for_good,
     what_was_called_back_is_shown_as_canceled,
     an_endpoint_that_is_gone_is_disabled,

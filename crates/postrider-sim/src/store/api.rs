@@ -481,6 +481,17 @@ impl Store for SimStore {
         self.node.turn(move |batch| tallies::add(batch, tallies)).await
     }
 
+    async fn tallies_by_application(
+        &self,
+        events: (TallyCode, TallyCode),
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<(AppKey, u64)>, StoreError> {
+        let wanted = TalliesOf { of: TallyOf::Application(AppKey::new(0)), span, since, until };
+        self.node.read(|state| tallies::by_application(&state.tables, events, wanted)).await
+    }
+
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {
         self.node.read(|state| tallies::list(&state.tables, of)).await
     }

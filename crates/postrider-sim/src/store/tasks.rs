@@ -19,8 +19,11 @@ pub fn start(batch: &mut Batch<'_>, task: Task) -> Put {
     }
     // Every message accepted later has a greater key, whichever node accepts it.
     batch.tables.floor = batch.tables.floor.max(task.key.0);
+    match task.status {
+        TaskStatus::Running => batch.announce_work(),
+        TaskStatus::Finished | TaskStatus::Cancelled => journal::enter_task(batch.tables, &task, task.updated_at),
+    }
     batch.tables.tasks.insert(task.key, TaskRow { task, cursor: NOT_BEGUN });
-    batch.announce_work();
     Ok(())
 }
 
@@ -37,9 +40,11 @@ fn count(batch: &Batch<'_>, task: &Task, (low, high): (i64, i64)) -> u64 {
         TaskKind::ReplayDead { filter: DeadFilter { endpoint: None, .. } } => {
             history::listed(tables, task.app, Some(low), Some(high)).count()
         }
-        TaskKind::ReplayMissing { .. } | TaskKind::BulkReplay { .. } | TaskKind::Purge => {
-            steps::messages_between(tables, task.app, low, high).count()
-        }
+        TaskKind::ReplayMissing { .. }
+        | TaskKind::BulkReplay { .. }
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => steps::messages_between(tables, task.app, low, high).count(),
         TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => {
             let endpoint = EndpointKey::new(*endpoint);
             let is_before = |message: &MessageKey| message.raw() < high;
@@ -83,6 +88,10 @@ pub fn advance(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> Option<Tas
         TaskKind::Cancel { endpoint, .. } => steps::sift(batch, lane(*endpoint), Sift::All, span, begins, at),
         TaskKind::Resume { endpoint, keep } => steps::resume(batch, lane(*endpoint), *keep, span, begins, at),
         TaskKind::Purge => steps::purge(batch.tables, task.app, span),
+        // They have ended before they are written down.
+        TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            Step::Done { reached: end, looked_at: 0, changed: 0, then: Then::Finish }
+        }
     };
     match step {
         Step::Wait => {}
@@ -130,7 +139,9 @@ pub fn cancel_task(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> Option
         | TaskKind::ReplayMissing { .. }
         | TaskKind::BulkReplay { .. }
         | TaskKind::ReplayDead { .. }
-        | TaskKind::Purge => {}
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => {}
     }
     Some(task)
 }
@@ -154,6 +165,8 @@ fn scope(task: &Task) -> (i64, i64) {
             Keep::Since(since) => (-1, key_at(*since).min(task.key.0)),
             Keep::NewestPerKey | Keep::None => (-1, task.key.0),
         },
-        TaskKind::ReplayDead { .. } | TaskKind::Purge => (-1, task.key.0),
+        TaskKind::ReplayDead { .. } | TaskKind::Purge | TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            (-1, task.key.0)
+        }
     }
 }

@@ -216,6 +216,7 @@ macro_rules! conformance {
             }
             tallies {
                 counts_add_up_by_span_subject_and_event
+                counts_add_up_by_application
                 counts_outlive_a_crash
                 counts_are_forgotten_span_by_span
             }

@@ -60,6 +60,29 @@ pub async fn counts_add_up_by_span_subject_and_event<H: Harness>() {
     }
 }
 
+pub async fn counts_add_up_by_application<H: Harness>() {
+    use TallySpan::{Hour, Minute};
+    let harness = H::fresh(Grain::Usual).await;
+    let store = harness.store();
+    let (later, other) = (START.plus(Duration::from_hours(1)), TallyOf::Application(AppKey::new(8)));
+    let some = vec![
+        tally(Hour, START, APP, 1, 2),
+        tally(Hour, START, APP, 4, 3),
+        tally(Hour, START, APP, 5, 100),
+        tally(Hour, later, APP, 2, 4),
+        tally(Hour, later, other, 1, 9),
+        tally(Hour, START, ENDPOINT, 1, 100),
+        tally(Minute, START, APP, 1, 100),
+        tally(Hour, START.plus(Duration::from_hours(2)), APP, 1, 100),
+    ];
+    store.add_to_tallies(some).await.unwrap();
+    let until = later.plus(Duration::from_millis(1));
+    let mut found = store.tallies_by_application((1, 4), Hour, START, until).await.unwrap();
+    found.sort_unstable();
+    assert_eq!(found, [(AppKey::new(7), 9), (AppKey::new(8), 9)]);
+    assert_eq!(store.tallies_by_application((0, 0), Hour, START, until).await.unwrap(), []);
+}
+
 pub async fn counts_outlive_a_crash<H: Harness>() {
     let harness = H::fresh(Grain::Usual).await;
     harness.store().add_to_tallies(vec![tally(TallySpan::Hour, START, APP, 2, 9)]).await.unwrap();

@@ -56,7 +56,7 @@ use crate::{
     rows::Unreadable,
     shards::{Shards, Tenure},
     store::*,
-    tallies::{Counted, TalliesOf, Tally},
+    tallies::{Counted, TalliesOf, Tally, TallyCode, TallyOf, TallySpan},
 };
 use async_trait::async_trait;
 use jobs::{Turn, Writer};
@@ -641,6 +641,17 @@ impl Store for PostgresStore {
 
     async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError> {
         turn!(self, [tallies], |turn| tallies::add(turn, &tallies).await)
+    }
+
+    async fn tallies_by_application(
+        &self,
+        events: (TallyCode, TallyCode),
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<(AppKey, u64)>, StoreError> {
+        let wanted = TalliesOf { of: TallyOf::Application(AppKey::new(0)), span, since, until };
+        look!(self.searchers, |db| tallies::by_application(db, events, wanted).await)
     }
 
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {

@@ -3,9 +3,10 @@
 use super::{Db, Result, execute, jobs::Turn, rows};
 use crate::{
     rows::Unreadable,
-    tallies::{Counted, TalliesOf, Tally, TallySpan},
+    tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan},
 };
-use postrider_engine::Timestamp;
+use postrider_engine::{AppKey, Timestamp};
+use tokio_postgres::types::ToSql;
 
 /// Several nodes add to the same rows; in the order of their keys, so that none waits for one that waits for it.
 pub async fn add(turn: &Turn, tallies: &[Tally]) -> Result<()> {
@@ -33,12 +34,33 @@ pub async fn list(db: &Db, wanted: TalliesOf) -> Result<Vec<Counted>> {
          JOIN tally ON span = $4 AND tally.start = wanted.start AND kind = $5 AND subject = $6
          ORDER BY tally.start, what";
     let found = rows(db, sql, &[&first, &last, &wanted.span.millis(), &wanted.span.code(), &kind, &subject]).await?;
-    let counted = found.iter().map(|row| {
-        let count: i64 = row.try_get(2)?;
-        let count = count.try_into().map_err(|_| Unreadable(format!("a count of {count}")))?;
+    let each = found.iter().map(|row| {
+        let count = counted(row.try_get(2)?)?;
         Ok(Counted { start: Timestamp::from_millis(row.try_get(0)?), what: row.try_get(1)?, count })
     });
-    counted.collect()
+    each.collect()
+}
+
+/// `wanted`: of whichever application.
+pub async fn by_application(
+    db: &Db,
+    (first_event, last_event): (TallyCode, TallyCode),
+    wanted: TalliesOf,
+) -> Result<Vec<(AppKey, u64)>> {
+    let (first, last) = wanted.starts();
+    let (kind, _) = wanted.of.code();
+    let sql =
+        "SELECT subject, sum(count)::bigint FROM generate_series($1::bigint, $2::bigint, $3::bigint) AS wanted (start)
+         JOIN tally ON span = $4 AND tally.start = wanted.start AND kind = $5 AND what BETWEEN $6 AND $7
+         GROUP BY subject";
+    let of_spans: [&(dyn ToSql + Sync); 7] =
+        [&first, &last, &wanted.span.millis(), &wanted.span.code(), &kind, &first_event, &last_event];
+    let found = rows(db, sql, &of_spans).await?;
+    found.iter().map(|row| Ok((AppKey::new(row.try_get(0)?), counted(row.try_get(1)?)?))).collect()
+}
+
+fn counted(count: i64) -> std::result::Result<u64, Unreadable> {
+    count.try_into().map_err(|_| Unreadable(format!("a count of {count}")))
 }
 
 /// True if there may be more.

@@ -63,7 +63,10 @@ pub async fn start(turn: &mut Turn, task: &Task, kept: Option<&Remember>) -> Res
         return settings::conclude(turn, kept, Err(PutError::Taken)).await;
     }
     execute(turn.db(), "UPDATE cluster SET floor = greatest(floor, $1)", &[&task.key.0]).await?;
-    turn.announce_work();
+    match task.status {
+        TaskStatus::Running => turn.announce_work(),
+        TaskStatus::Finished | TaskStatus::Cancelled => journal::enter_task(turn.db(), task, task.updated_at).await?,
+    }
     Ok(Ok(()))
 }
 
@@ -84,7 +87,11 @@ pub async fn count(db: &Db, key: TaskKey) -> Result<Option<u64>> {
                  WHERE app = $1 AND message > $2 AND message < $3 AND open = 1 LIMIT $4) AS found",
             task.app.raw(),
         ),
-        TaskKind::ReplayMissing { .. } | TaskKind::BulkReplay { .. } | TaskKind::Purge => (
+        TaskKind::ReplayMissing { .. }
+        | TaskKind::BulkReplay { .. }
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => (
             "SELECT count(*) FROM (SELECT 1 FROM message
                  WHERE app = $1 AND key > $2 AND key < $3 LIMIT $4) AS found",
             task.app.raw(),
@@ -138,6 +145,10 @@ pub async fn advance(turn: &mut Turn, key: TaskKey, counted: Option<u64>, at: Ti
         TaskKind::Cancel { endpoint, .. } => sift(turn, lane(*endpoint), Sift::All, span, begins, at).await?,
         TaskKind::Resume { endpoint, keep } => resume(turn, lane(*endpoint), *keep, span, begins, at).await?,
         TaskKind::Purge => purge(turn, task.app, span).await?,
+        // They have ended before they are written down.
+        TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            Step::Done { reached: end, looked_at: 0, changed: 0, then: Then::Finish }
+        }
     };
     match step {
         // Who waits is asked again and again, and must not cost a write each time; what was counted is kept, though.
@@ -196,7 +207,9 @@ pub async fn cancel_task(turn: &mut Turn, key: TaskKey, at: Timestamp) -> Result
             | TaskKind::ReplayMissing { .. }
             | TaskKind::BulkReplay { .. }
             | TaskKind::ReplayDead { .. }
-            | TaskKind::Purge => {}
+            | TaskKind::Purge
+            | TaskKind::AppStats { .. }
+            | TaskKind::EventTypes { .. } => {}
         }
     }
     Ok(Some(task))
@@ -274,7 +287,9 @@ fn scope(task: &Task) -> (i64, i64) {
             Keep::Since(since) => (-1, key_at(*since).min(task.key.0)),
             Keep::NewestPerKey | Keep::None => (-1, task.key.0),
         },
-        TaskKind::ReplayDead { .. } | TaskKind::Purge => (-1, task.key.0),
+        TaskKind::ReplayDead { .. } | TaskKind::Purge | TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            (-1, task.key.0)
+        }
     }
 }
 
@@ -289,6 +304,8 @@ async fn count_handed(db: &Db, kind: &TaskKind, end: i64) -> Result<u64> {
         | TaskKind::ReplayMissing { .. }
         | TaskKind::BulkReplay { .. }
         | TaskKind::ReplayDead { .. }
-        | TaskKind::Purge => 0,
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => 0,
     })
 }

@@ -46,7 +46,7 @@ use crate::{
     shards::{Shards, Tenure},
     step,
     store::*,
-    tallies::{Counted, TalliesOf, Tally},
+    tallies::{Counted, TalliesOf, Tally, TallyCode, TallyOf, TallySpan},
 };
 use async_trait::async_trait;
 use lock::FolderLock;
@@ -687,6 +687,17 @@ impl Store for SqliteStore {
 
     async fn add_to_tallies(&self, tallies: Vec<Tally>) -> Result<(), StoreError> {
         self.writer.run(move |batch| tallies::add(batch, &tallies)).await
+    }
+
+    async fn tallies_by_application(
+        &self,
+        events: (TallyCode, TallyCode),
+        span: TallySpan,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<Vec<(AppKey, u64)>, StoreError> {
+        let wanted = TalliesOf { of: TallyOf::Application(AppKey::new(0)), span, since, until };
+        self.searchers.run(move |connection, _| tallies::by_application(connection, events, wanted)).await
     }
 
     async fn tallies(&self, of: TalliesOf) -> Result<Vec<Counted>, StoreError> {

@@ -1,9 +1,10 @@
 //! What was counted over time.
 
 use super::writer::Batch;
-use crate::tallies::{Counted, TalliesOf, Tally, TallySpan};
-use postrider_engine::Timestamp;
+use crate::tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan};
+use postrider_engine::{AppKey, Timestamp};
 use rusqlite::Connection;
+use std::collections::HashMap;
 
 pub fn add(batch: &Batch<'_>, tallies: &[Tally]) -> rusqlite::Result<()> {
     let mut add = batch.transaction.prepare_cached(
@@ -35,6 +36,31 @@ pub fn list(connection: &Connection, wanted: TalliesOf) -> rusqlite::Result<Vec<
         }
     }
     Ok(counted)
+}
+
+/// `wanted`: of whichever application.
+pub fn by_application(
+    connection: &Connection,
+    (first_event, last_event): (TallyCode, TallyCode),
+    wanted: TalliesOf,
+) -> rusqlite::Result<Vec<(AppKey, u64)>> {
+    let (first, last) = wanted.starts();
+    let (kind, _) = wanted.of.code();
+    let mut find = connection.prepare_cached(
+        "SELECT subject, sum(count) FROM tally
+         WHERE span = ?1 AND start = ?2 AND kind = ?3 AND what BETWEEN ?4 AND ?5 GROUP BY subject",
+    )?;
+    let step = usize::try_from(wanted.span.millis()).unwrap_or(usize::MAX);
+    let mut totals = HashMap::new();
+    for start in (first..=last).step_by(step) {
+        let of_span = (wanted.span.code(), start, kind, first_event, last_event);
+        let found = find.query_map(of_span, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u64>(1)?)))?;
+        for found in found {
+            let (subject, count) = found?;
+            *totals.entry(AppKey::new(subject)).or_default() += count;
+        }
+    }
+    Ok(totals.into_iter().collect())
 }
 
 /// True if there may be more.

@@ -55,7 +55,13 @@ pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<Put> {
             task.created_at.as_millis(),
             task.updated_at.as_millis(),
         ))?;
-    Ok(if inserted == 1 { Ok(()) } else { Err(PutError::Taken) })
+    if inserted == 0 {
+        return Ok(Err(PutError::Taken));
+    }
+    if task.status != TaskStatus::Running {
+        journal::enter_task(&batch.transaction, task, task.updated_at)?;
+    }
+    Ok(Ok(()))
 }
 
 /// How many there are to look at, for a task that has not begun; counted by a reader, so that the writer is not held up.
@@ -77,7 +83,11 @@ pub fn count(connection: &Connection, pieces: &[Piece], key: TaskKey) -> rusqlit
                      WHERE app = ?1 AND message > ?2 AND message < ?3 AND open = 1 LIMIT ?4)",
             )?
             .query_row((task.app.raw(), low, high, limit), |row| row.get(0))?,
-        TaskKind::ReplayMissing { .. } | TaskKind::BulkReplay { .. } | TaskKind::Purge => {
+        TaskKind::ReplayMissing { .. }
+        | TaskKind::BulkReplay { .. }
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => {
             let mut counted = 0;
             for piece in within(pieces, low, high) {
                 counted += piece
@@ -143,6 +153,10 @@ pub fn advance(
         TaskKind::Cancel { endpoint, .. } => sift(batch, lane(*endpoint), Sift::All, span, begins, at)?,
         TaskKind::Resume { endpoint, keep } => resume(batch, lane(*endpoint), *keep, span, begins, at)?,
         TaskKind::Purge => purge(batch, task.app, span)?,
+        // They have ended before they are written down.
+        TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            Step::Done { reached: end, looked_at: 0, changed: 0, then: Then::Finish }
+        }
     };
     match step {
         // Who waits is asked again and again, and must not cost a write each time; what was counted is kept, though.
@@ -204,7 +218,9 @@ pub fn cancel_task(batch: &mut Batch<'_>, key: TaskKey, at: Timestamp) -> rusqli
             | TaskKind::ReplayMissing { .. }
             | TaskKind::BulkReplay { .. }
             | TaskKind::ReplayDead { .. }
-            | TaskKind::Purge => {}
+            | TaskKind::Purge
+            | TaskKind::AppStats { .. }
+            | TaskKind::EventTypes { .. } => {}
         }
     }
     Ok(Some(task))
@@ -278,7 +294,9 @@ fn scope(task: &Task) -> (i64, i64) {
             Keep::Since(since) => (-1, key_at(*since).min(task.key.0)),
             Keep::NewestPerKey | Keep::None => (-1, task.key.0),
         },
-        TaskKind::ReplayDead { .. } | TaskKind::Purge => (-1, task.key.0),
+        TaskKind::ReplayDead { .. } | TaskKind::Purge | TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => {
+            (-1, task.key.0)
+        }
     }
 }
 
@@ -293,6 +311,8 @@ fn count_handed(batch: &Batch<'_>, kind: &TaskKind, end: i64) -> u64 {
         | TaskKind::ReplayMissing { .. }
         | TaskKind::BulkReplay { .. }
         | TaskKind::ReplayDead { .. }
-        | TaskKind::Purge => 0,
+        | TaskKind::Purge
+        | TaskKind::AppStats { .. }
+        | TaskKind::EventTypes { .. } => 0,
     }
 }

@@ -105,6 +105,8 @@ impl Event {
             | TaskKind::ReplayDead { .. } => "messages_sent",
             TaskKind::Cancel { .. } | TaskKind::Resume { .. } => "messages_canceled",
             TaskKind::Purge => "messages_purged",
+            // What was found is in the task.
+            TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => "applications",
         };
         let endpoint = match &happened.kind {
             TaskKind::Recover { endpoint, .. }
@@ -113,7 +115,7 @@ impl Event {
             | TaskKind::Cancel { endpoint, .. }
             | TaskKind::Resume { endpoint, .. } => Some(*endpoint),
             TaskKind::ReplayDead { filter } => filter.endpoint,
-            TaskKind::Purge => None,
+            TaskKind::Purge | TaskKind::AppStats { .. } | TaskKind::EventTypes { .. } => None,
         };
         let mut data = json!({counted: happened.changed});
         if let Some(endpoint) = endpoint {

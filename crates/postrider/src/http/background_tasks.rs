@@ -15,8 +15,8 @@ use axum::{
     response::Response,
 };
 use http::{StatusCode, request::Parts};
-use postrider_engine::{EndpointKey, Timestamp};
-use postrider_store::{Order, StoreError, Task, TaskKey, TaskKind, TaskStatus};
+use postrider_engine::{AppKey, EndpointKey, Timestamp};
+use postrider_store::{AppSubscriptions, AppUsage, Order, StoreError, Task, TaskKey, TaskKind, TaskStatus};
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -66,6 +66,10 @@ pub struct DataOut {
     messages_purged: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     messages_canceled: Option<u64>,
+    #[serde(rename = "appStats", skip_serializing_if = "Option::is_none")]
+    app_stats: Option<Vec<AppStatsOut>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_types: Option<Vec<AppEventTypesOut>>,
     /// Looked at so far.
     done: u64,
     /// To be looked at; absent while it has not been counted.
@@ -74,6 +78,42 @@ pub struct DataOut {
     /// It was ended before its end.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     canceled: bool,
+}
+
+/// How many attempts an application had.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AppStatsOut {
+    app_id: String,
+    app_uid: Option<String>,
+    /// The contract's word for attempts.
+    message_destinations: u64,
+}
+
+/// What an application's endpoints ask for.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AppEventTypesOut {
+    app_id: String,
+    explicitly_subscribed_event_types: Vec<String>,
+    has_catch_all_endpoint: bool,
+}
+
+impl AppStatsOut {
+    fn of(ids: &IdCodec, usage: &AppUsage) -> Self {
+        let app_id = ids.id_of(AppKey::new(usage.app));
+        Self { app_id, app_uid: usage.uid.clone(), message_destinations: usage.attempts }
+    }
+}
+
+impl AppEventTypesOut {
+    fn of(ids: &IdCodec, app: &AppSubscriptions) -> Self {
+        Self {
+            app_id: ids.id_of(AppKey::new(app.app)),
+            explicitly_subscribed_event_types: app.event_types.clone(),
+            has_catch_all_endpoint: app.takes_all,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -96,7 +136,7 @@ impl BackgroundTaskStatus {
 }
 
 impl TaskOut {
-    fn of(ids: &IdCodec, task: &Task) -> Self {
+    pub fn of(ids: &IdCodec, task: &Task) -> Self {
         Self {
             id: ids.id_of(task.key),
             status: BackgroundTaskStatus::of(task.status),
@@ -129,6 +169,8 @@ impl DataOut {
             messages_sent: None,
             messages_purged: None,
             messages_canceled: None,
+            app_stats: None,
+            event_types: None,
             done: task.done,
             total: task.total,
             canceled: task.status == TaskStatus::Cancelled,
@@ -158,6 +200,13 @@ impl DataOut {
                 data.messages_canceled = Some(task.changed);
             }
             TaskKind::Purge => data.messages_purged = Some(task.changed),
+            TaskKind::AppStats { since, until, found } => {
+                (data.since, data.until) = (moment(*since), moment(*until));
+                data.app_stats = Some(found.iter().map(|usage| AppStatsOut::of(ids, usage)).collect());
+            }
+            TaskKind::EventTypes { found } => {
+                data.event_types = Some(found.iter().map(|app| AppEventTypesOut::of(ids, app)).collect());
+            }
         }
         data
     }
@@ -167,17 +216,19 @@ impl DataOut {
 /// for those who ask for them.
 fn kinds_of(task: Option<&str>) -> Result<Vec<&'static str>, Error> {
     match task {
-        None => Ok(vec!["recover", "replay_dead", "replay_missing", "bulk_replay", "purge"]),
+        None => {
+            Ok(vec!["recover", "replay_dead", "replay_missing", "bulk_replay", "purge", "app_stats", "event_types"])
+        }
         Some("endpoint.recover") => Ok(vec!["recover", "replay_dead"]),
         Some("endpoint.replay") => Ok(vec!["replay_missing"]),
         Some("endpoint.bulk-replay") => Ok(vec!["bulk_replay"]),
         Some("application.purge_content") => Ok(vec!["purge"]),
         Some("endpoint.cancel") => Ok(vec!["cancel"]),
         Some("endpoint.resume") => Ok(vec!["resume"]),
+        Some("application.stats") => Ok(vec!["app_stats"]),
+        Some("event-type.aggregate") => Ok(vec!["event_types"]),
         // Types of the contract that there are no tasks of here.
-        Some("application.stats" | "message.broadcast" | "sdk.generate" | "event-type.aggregate") => {
-            Ok(vec!["nothing"])
-        }
+        Some("message.broadcast" | "sdk.generate") => Ok(vec!["nothing"]),
         Some(_) => Err(Error::BadQuery("`task` is not a type of task".into())),
     }
 }

@@ -125,6 +125,8 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/attempt-stats", "v1.endpoint.get-attempt-stats", READ, No),
     door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/attempt-history", "v1.statistics.endpoint-attempt-history", READ, No),
     door("GET", "/api/v1/app/{app_id}/attempt-history", "v1.statistics.app-attempt-history", READ, No),
+    door("POST", "/api/v1/stats/usage/app", "v1.statistics.aggregate-app-stats", READ, Yes),
+    door("PUT", "/api/v1/stats/usage/event-types", "v1.statistics.aggregate-event-types", READ, Yes),
     door("GET", "/api/v1/stats/overview", "v1.statistics.overview", READ, No),
     door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/health", "v1.endpoint.get-health", READ, No),
     door("POST", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/health/reset", "v1.endpoint.reset-health", MANAGE, Yes),

@@ -47,6 +47,7 @@ pub mod status;
 pub mod tail;
 pub mod time;
 pub mod tls;
+pub mod usage;
 pub mod verdict;
 
 use crate::{
@@ -181,6 +182,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(send_example::routes())
         .merge(stats::routes())
         .merge(statistics::routes())
+        .merge(usage::routes())
         .merge(tail::routes())
 }
 
