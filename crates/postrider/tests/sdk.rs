@@ -739,7 +739,7 @@ async fn what_applications_use_is_counted(store: StoreKind) {
     let since = first.expect("a message");
     let wanted = AppUsageStatsIn::new(since, since + Duration::from_secs(60));
     let all = world.svix.statistics().aggregate_app_stats(wanted.clone(), None).await.expect("counted");
-    assert_eq!((all.task, all.unresolved_app_ids), (BackgroundTaskType::ApplicationStats, Vec::new()));
+    assert_eq!((all.task, all.unresolved_app_ids), (BackgroundTaskType::ApplicationStats, BTreeSet::new()));
     let task = world.svix.background_task().get(all.id).await.expect("a task");
     assert_eq!(task.status, BackgroundTaskStatus::Finished);
     let told = json!([
@@ -747,15 +747,20 @@ async fn what_applications_use_is_counted(store: StoreKind) {
         {"appId": idle, "appUid": "idle", "messageDestinations": 0},
     ]);
     assert_eq!(task.data["appStats"], told);
-    let some = AppUsageStatsIn { app_ids: Some(vec!["idle".to_owned(), "nobody".to_owned()]), ..wanted.clone() };
-    let some = world.svix.statistics().aggregate_app_stats(some, None).await.expect("counted");
-    assert_eq!(some.unresolved_app_ids, ["nobody"]);
-    let backwards = AppUsageStatsIn { since: wanted.until, until: wanted.since, ..wanted };
+    let named = |names: &[&str]| {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        AppUsageStatsIn { app_ids: Some(names), ..wanted.clone() }
+    };
+    let some = world.svix.statistics().aggregate_app_stats(named(&["idle", "nobody"]), None).await.expect("counted");
+    assert_eq!(some.unresolved_app_ids, BTreeSet::from(["nobody".to_owned()]));
+    let refusal = refused(world.svix.statistics().aggregate_app_stats(named(&["nobody"]), None).await);
+    assert_eq!(refusal, (422, "body.appIds".to_owned()));
+    let backwards = AppUsageStatsIn { since: wanted.until, until: wanted.since, ..wanted.clone() };
     let refusal = refused(world.svix.statistics().aggregate_app_stats(backwards, None).await);
     assert_eq!(refusal, (400, "invalid_range".to_owned()));
 
     let narrow = EndpointIn {
-        event_types: Some(vec!["b".to_owned(), "a".to_owned()]),
+        event_types: Some(BTreeSet::from(["b".to_owned(), "a".to_owned()])),
         ..EndpointIn::new(world.receiver.url("/narrow"))
     };
     world.svix.endpoint().create(idle.clone(), narrow, None).await.expect("created");

@@ -92,6 +92,9 @@ async fn of_applications(
         None => (all_applications(store).await?, Vec::new()),
         Some(Several(wanted)) => find(&api, store, wanted).await?,
     };
+    if applications.is_empty() && !unresolved.is_empty() {
+        return Err(Error::invalid(["appIds"], "none of them is an application's id or uid"));
+    }
     let tried = (code(Event::Attempt(Class::Delivered)), code(Event::Attempt(Class::Gone)));
     let counts = store.tallies_by_application(tried, TallySpan::Hour, since.0, until.0).await?;
     let counts: HashMap<AppKey, u64> = counts.into_iter().collect();
