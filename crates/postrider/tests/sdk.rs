@@ -759,6 +759,10 @@ async fn what_applications_use_is_counted(store: StoreKind) {
     let refusal = refused(world.svix.statistics().aggregate_app_stats(backwards, None).await);
     assert_eq!(refusal, (400, "invalid_range".to_owned()));
 
+    for name in ["a", "b"] {
+        let wanted = EventTypeIn::new(name.to_owned(), String::new());
+        world.svix.event_type().create(wanted, None).await.expect("created");
+    }
     let narrow = EndpointIn {
         event_types: Some(BTreeSet::from(["b".to_owned(), "a".to_owned()])),
         ..EndpointIn::new(world.receiver.url("/narrow"))

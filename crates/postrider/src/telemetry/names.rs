@@ -49,8 +49,13 @@ pub fn begin() {
         "postrider_stale_connection_retries_total",
         "postrider_log_lines_dropped_total",
         "postrider_spans_dropped_total",
+        "postrider_alerts_total",
+        "postrider_alerts_dropped_total",
     ] {
         metrics::counter!(name).increment(0);
+    }
+    for outcome in ["sent", "given_up"] {
+        metrics::counter!("postrider_alert_mails_total", "outcome" => outcome).increment(0);
     }
     for reason in ["gone", "failing", "quarantined", "asked"] {
         metrics::counter!("postrider_endpoints_disabled_total", "reason" => reason).increment(0);
@@ -137,6 +142,9 @@ pub const METRICS: &[Metric] = &[
     gauge("postrider_server_certificate_expires_in_seconds", "Until the first certificate of this server ends."),
     counter("postrider_log_lines_dropped_total", "Log lines that were lost because nobody took them in time."),
     counter("postrider_spans_dropped_total", "Spans of traces that were lost because the collector was slow or away."),
+    counter("postrider_alerts_total", "Alerts that were told."),
+    counter("postrider_alerts_dropped_total", "Alerts that were not told because too many waited to be."),
+    counter("postrider_alert_mails_total", "Letters about alerts, by what became of them."),
     counter("postrider_outbox_taken_total", "Rows taken over from the outbox."),
     gauge("postrider_outbox_up", "Whether the outbox can be reached."),
     gauge("postrider_outbox_relaying", "Whether this node is the one that takes rows over."),
