@@ -1,5 +1,5 @@
 //! Secrets that are planted, and then looked for wherever somebody might look: the log at its most talkative, metrics, answers,
-//! pages, the database and its backup; as they are, in base64 and in hex.
+//! pages, traces, the database and its backup; as they are, in base64 and in hex.
 
 mod support;
 
@@ -10,7 +10,7 @@ use postrider_testbed::program;
 use serde_json::{Value, json};
 use std::{fs, path::Path, process::Command};
 use support::{
-    receiver::Answer,
+    receiver::{Answer, Receiver},
     stores::{StoreKind, on_both_stores},
     world::World,
 };
@@ -24,6 +24,11 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
     let place = store.flags();
     let flags = place.iter().map(String::as_str).chain(["--log", "trace"]);
     let mut world = World::start_with(&flags.collect::<Vec<_>>()).await;
+    let collector = Receiver::start();
+    let traces = collector.url("/v1/traces");
+    world.server.stop();
+    world.server.set_variables(&[("POSTRIDER_OTLP_ENDPOINT", &traces), ("POSTRIDER_TRACE_SAMPLE", "1")]);
+    world.start_again();
     let (secret, new, pair) = (b"canary of a signing secret 0123", b"canary of a newer secret 456789", [0x5a; 32]);
     let (header, key, query) = ("canary-in-authorization", "canary-in-an-api-key", "canary-in-a-query");
     let (secret_text, new_text) = (shared(secret), shared(new));
@@ -105,6 +110,7 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
         let (_, answer) = world.call(Method::GET, path, Value::Null).await;
         shown.push((format!("GET {path}"), answer.to_string().into_bytes()));
     }
+    shown.extend(pages(&mut world, &message).await);
     let metrics = world.client.send(Method::GET, "/metrics", &[], "").await.expect("the server answers").1;
     shown.push(("the metrics".to_owned(), metrics.to_vec()));
     let copy = world.server.data().with_file_name("copy.db");
@@ -126,6 +132,9 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
     assert!(fs::metadata(&copy).expect("a copy").len() > 10_000, "there is little in the copy");
     let token = world.server.token().to_owned();
     world.server.stop();
+    let traces: Vec<u8> = collector.arrivals().iter().flat_map(|arrival| arrival.body.to_vec()).collect();
+    assert!(found(&traces, message.as_bytes()), "the traces say little");
+    shown.push(("the traces".to_owned(), traces));
     let log = world.server.log().into_bytes();
     assert!(log.windows(5).any(|word| word == b"DEBUG"), "the log says little");
     shown.push(("the log".to_owned(), log));
@@ -159,6 +168,31 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
             assert!(!found(&bytes, canary), "{name} in {}", path.display());
         }
     }
+}
+
+/// What a person sees, but for the page of a secret, which is there to show it.
+async fn pages(world: &mut World, message: &str) -> Vec<(String, Vec<u8>)> {
+    let form = [("content-type", "application/x-www-form-urlencoded"), ("sec-fetch-site", "same-origin")];
+    let token = format!("token={}", world.server.token());
+    let entered = world.client.send_whole(Method::POST, "/sign-in", &form, &token).await.expect("an answer").0;
+    let cookie = entered.headers["set-cookie"].to_str().expect("text").split(';').next().expect("a pair").to_owned();
+    let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+    let of_all = ["overview", "apps", "audit", "api-keys", "alerts", "tasks", "event-types", "schedule"];
+    let mut paths: Vec<String> = of_all.map(|page| format!("/{page}")).to_vec();
+    paths.extend(["", "/messages", "/dead-letters"].map(|rest| format!("/apps/{app}{rest}")));
+    paths.push(format!("/apps/{app}/messages/{message}"));
+    for endpoint in world.list("endpoint").await {
+        let id = endpoint["id"].as_str().expect("an id");
+        paths.extend(["", "/edit", "/schedule"].map(|rest| format!("/apps/{app}/endpoints/{id}{rest}")));
+    }
+    let mut pages = Vec::new();
+    for path in paths {
+        let headers = [("cookie", &*cookie)];
+        let (status, page) = world.client.send(Method::GET, &path, &headers, "").await.expect("an answer");
+        assert_eq!(status.as_u16(), 200, "{path}");
+        pages.push((format!("the page {path}"), page.to_vec()));
+    }
+    pages
 }
 
 /// An endpoint with a password in its URL, one that wants tokens, and one that wants a certificate. The first two send back
