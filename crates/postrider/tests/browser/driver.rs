@@ -70,14 +70,14 @@ impl Browser {
     }
 
     pub async fn click(&self, css: &str) {
-        self.find(css).await.click().await.unwrap_or_else(|error| panic!("{css}: {error}"));
+        // The page may be replaced between finding and clicking.
+        eventually(css, async || self.client.find(Locator::Css(css)).await.ok()?.click().await.ok()).await;
     }
 
     /// Clicks the button or link with these words.
     pub async fn press(&self, words: &str) {
         let path = format!("//*[self::button or self::a][normalize-space()='{words}']");
-        let found = eventually(words, async || self.client.find(Locator::XPath(&path)).await.ok()).await;
-        found.click().await.unwrap_or_else(|error| panic!("{words}: {error}"));
+        eventually(words, async || self.client.find(Locator::XPath(&path)).await.ok()?.click().await.ok()).await;
     }
 
     pub async fn text(&self) -> String {
