@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -18,6 +18,7 @@ pub struct Connection {
 
 pub struct Answer {
     pub status: StatusCode,
+    pub headers: HeaderMap,
     pub body: Bytes,
 }
 
@@ -33,9 +34,20 @@ impl Connection {
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
         self.sender.ready().await?;
         let response = self.sender.send_request(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        Ok(Answer { status, body })
+        let (head, body) = response.into_parts();
+        Ok(Answer { status: head.status, headers: head.headers, body: body.collect().await?.to_bytes() })
+    }
+
+    /// Reads what goes on coming, for as long as it does.
+    pub async fn follow(&mut self, request: Request<Full<Bytes>>) -> Result<()> {
+        self.sender.ready().await?;
+        let response = self.sender.send_request(request).await?;
+        ensure!(response.status() == StatusCode::OK, "the answer was {}", response.status());
+        let mut body = response.into_body();
+        while let Some(frame) = body.frame().await {
+            frame?;
+        }
+        bail!("what should go on coming has ended")
     }
 
     pub async fn send_within(&mut self, limit: Duration, request: Request<Full<Bytes>>) -> Result<Answer> {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::clock::monotonic_ns;
+use crate::looking::Looking;
 use crate::receiver::{Endpoint, Temper};
 use crate::report::{LoadRun, NodeEnd, OnPostgres, Rest, Series, TakeOver};
 use crate::scenarios::{Bench, Field, Load, SETTLING, Scenario, Shape, Waiting};
@@ -51,6 +52,10 @@ impl Bench {
                 self.progress.step(&format!("{nodes} idle node(s)"));
                 figures.idle.push(self.rest(nodes).await.context("measuring idle nodes")?);
             }
+        }
+        if self.wants(Scenario::PgLooking) {
+            let looking = Looking::measure(self, store).await;
+            figures.looking = Some(looking.context("measuring the dashboard on PostgreSQL")?);
         }
         Ok(Some(figures))
     }
@@ -143,7 +148,7 @@ impl Bench {
 }
 
 /// One failure, and a delivery waits for longer than any benchmark takes.
-const PATIENT: &str = r#"{"circuitBreaker": false, "autoDisable": false,
+pub const PATIENT: &str = r#"{"circuitBreaker": false, "autoDisable": false,
     "retryPolicy": {"schedule": {"type": "fixed", "interval": "12h"}}}"#;
 const NODES: usize = 3;
 /// Far below what the nodes can do, and enough that each of thirty endpoints gets something every 30 ms.

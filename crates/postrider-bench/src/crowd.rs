@@ -40,7 +40,7 @@ pub struct Sides {
 }
 
 impl Sides {
-    fn of((without, beside): (Vec<LoadRun>, Vec<LoadRun>)) -> Result<Sides> {
+    pub fn of((without, beside): (Vec<LoadRun>, Vec<LoadRun>)) -> Result<Sides> {
         let series = |runs| Series::of(runs).context("no run was asked for");
         Ok(Sides { without: series(without)?, beside: series(beside)? })
     }

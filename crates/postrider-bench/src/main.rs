@@ -11,6 +11,7 @@ mod database;
 mod floor;
 mod generator;
 mod ledger;
+mod looking;
 mod parking;
 mod payload;
 mod process;
@@ -80,6 +81,9 @@ struct Args {
     /// Deliveries to fill a paused lane with
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
     parking: u32,
+    /// Messages in the store while the dashboard is looked at
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(100..=30_000_000))]
+    looking: u32,
     /// How long endpoints hang, and how long the same is measured without
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
     hang_seconds: u64,
@@ -173,6 +177,7 @@ async fn benchmark(args: &Args) -> Result<Report> {
         pg_finished: args.pg_finished,
         pg_waiting: args.pg_waiting,
         parking: args.parking,
+        looking: args.looking,
         hang_seconds: args.hang_seconds,
         patience_seconds: args.patience_seconds,
     };

@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::crowd::Crowd;
+use crate::looking::Looking;
 use crate::parking::Parking;
 use crate::process::Machine;
 use crate::scenarios::Settings;
@@ -32,6 +33,7 @@ pub struct Figures {
     pub isolation: Option<Isolation>,
     pub crowd: Option<Crowd>,
     pub parking: Option<Parking>,
+    pub looking: Option<Looking>,
     pub postgres: Option<OnPostgres>,
 }
 
@@ -190,6 +192,7 @@ pub struct OnPostgres {
     pub waiting: Option<Growth>,
     pub take_over: Option<TakeOver>,
     pub idle: Vec<Rest>,
+    pub looking: Option<Looking>,
 }
 
 #[derive(Serialize)]
@@ -284,7 +287,7 @@ pub fn judge(figures: &Figures, faults: Faults, is_on_sqlite: bool) -> Vec<Verdi
 fn judge_postgres(figures: &OnPostgres) -> Vec<Verdict> {
     let one_node = figures.one_node.as_ref().map(|series| series.median);
     let waiting = figures.waiting.as_ref().filter(|growth| growth.is_filled());
-    vec![
+    let mut verdicts = vec![
         at_least(
             "PostgreSQL, one node, deliveries per second: at least 8000",
             one_node.map(|run| run.delivered_per_s),
@@ -303,7 +306,9 @@ fn judge_postgres(figures: &OnPostgres) -> Vec<Verdict> {
             0.8,
             "",
         ),
-    ]
+    ];
+    verdicts.extend(judge_looking(figures.looking.as_ref(), LOOKING_ON_POSTGRES));
+    verdicts
 }
 
 fn judge_sqlite(figures: &Figures) -> Vec<Verdict> {
@@ -393,6 +398,7 @@ fn judge_sqlite(figures: &Figures) -> Vec<Verdict> {
             "",
         ),
     ]);
+    verdicts.extend(judge_looking(figures.looking.as_ref(), LOOKING));
     let parking = figures.parking.as_ref();
     verdicts.extend([
         at_most(
@@ -415,6 +421,23 @@ fn judge_sqlite(figures: &Figures) -> Vec<Verdict> {
         ),
     ]);
     verdicts
+}
+
+fn judge_looking(looking: Option<&Looking>, targets: [&'static str; 4]) -> [Verdict; 4] {
+    let [at_rest, at_full_load, rate, p99] = targets;
+    let slowest = |pick| looking.and_then(|looking| looking.slowest(pick));
+    let steady = looking.map(|looking| &looking.steady);
+    let pair = steady.map(|sides| (sides.without.median.latency.p99_ms, sides.beside.median.latency.p99_ms));
+    [
+        at_most(at_rest, slowest(|page| page.at_rest_max), 250.0, " ms"),
+        at_most(at_full_load, slowest(|page| page.under_load_max), 1000.0, " ms"),
+        at_least(rate, looking.and_then(|looking| looking.full.rate_to_without()), 0.95, ""),
+        Verdict {
+            target: p99,
+            measured: pair.map_or_else(String::new, |(without, beside)| format!("{without:.2} -> {beside:.2} ms")),
+            outcome: outcome(pair.map(|(without, beside)| beside <= without * 1.1 + 5.0)),
+        },
+    ]
 }
 
 fn at_least(target: &'static str, value: Option<f64>, limit: f64, unit: &str) -> Verdict {
@@ -497,6 +520,9 @@ impl Report {
                 crowd.bad, crowd.endpoints, crowd.bad_requests, crowd.in_flight
             );
         }
+        if let Some(looking) = &self.figures.looking {
+            text += &looking_lines(looking);
+        }
         if let Some(idle) = &self.figures.idle {
             let _ = writeln!(
                 text,
@@ -540,6 +566,10 @@ impl Report {
             ("beside 900 bad, steady", figures.crowd.as_ref().map(|crowd| crowd.steady.beside.median)),
             ("100 healthy, full load", figures.crowd.as_ref().map(|crowd| crowd.full.without.median)),
             ("beside 900 bad, full load", figures.crowd.as_ref().map(|crowd| crowd.full.beside.median)),
+            ("full load, nobody looks", figures.looking.as_ref().map(|looking| looking.full.without.median)),
+            ("full load, people look", figures.looking.as_ref().map(|looking| looking.full.beside.median)),
+            ("steady, nobody looks", figures.looking.as_ref().map(|looking| looking.steady.without.median)),
+            ("steady, people look", figures.looking.as_ref().map(|looking| looking.steady.beside.median)),
         ];
         rows.extend(loads.into_iter().filter_map(|(name, run)| Some(load_row(name, &run?))));
         rows
@@ -573,6 +603,9 @@ impl OnPostgres {
                 );
             }
         }
+        if let Some(looking) = &self.looking {
+            text += &looking_lines(looking);
+        }
         for rest in &self.idle {
             let _ = writeln!(
                 text,
@@ -596,6 +629,7 @@ impl OnPostgres {
         let growth =
             |growth: &Option<Growth>| growth.as_ref().map(|growth| (growth.empty.median, growth.filled.median));
         let (finished, waiting) = (growth(&self.finished), growth(&self.waiting));
+        let looking = self.looking.as_ref();
         let loads = [
             ("one node", self.one_node.as_ref().map(|series| series.median)),
             ("three nodes", self.three_nodes.as_ref().map(|series| series.median)),
@@ -603,6 +637,10 @@ impl OnPostgres {
             ("finished in the store", finished.map(|pair| pair.1)),
             ("empty, beside waiting", waiting.map(|pair| pair.0)),
             ("waiting in the store", waiting.map(|pair| pair.1)),
+            ("full load, nobody looks", looking.map(|looking| looking.full.without.median)),
+            ("full load, people look", looking.map(|looking| looking.full.beside.median)),
+            ("steady, nobody looks", looking.map(|looking| looking.steady.without.median)),
+            ("steady, people look", looking.map(|looking| looking.steady.beside.median)),
         ];
         let rows = loads.into_iter().filter_map(|(name, run)| {
             let run = run?;
@@ -633,6 +671,25 @@ fn growth_lines(finished: &Option<Growth>, waiting: &Option<Growth>) -> String {
         }
     }
     text
+}
+
+fn looking_lines(looking: &Looking) -> String {
+    let mut rows = vec![["page", "at rest ms", "slowest", "at full load", "slowest"].map(str::to_owned).to_vec()];
+    rows.extend(looking.pages.iter().map(|page| {
+        let times = [page.at_rest_median, page.at_rest_max, page.under_load_median, page.under_load_max];
+        let mut row = vec![page.page.to_owned()];
+        row.extend(times.map(|time| format!("{time:.1}")));
+        row
+    }));
+    format!(
+        "\n{} messages, of which {} wait and {} are dead; {} people opened {} pages while it was measured, one page a second each\n\n{}",
+        looking.messages,
+        looking.waiting,
+        looking.dead,
+        looking.lookers,
+        looking.opened,
+        table(&rows)
+    )
 }
 
 fn load_row(name: &str, run: &LoadRun) -> Vec<String> {
@@ -673,6 +730,18 @@ fn table(rows: &[Vec<String>]) -> String {
 
 const LOAD_HEAD: [&str; 10] =
     ["", "ingest/s", "delivered/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "RSS peak", "lost", "dup"];
+const LOOKING: [&str; 4] = [
+    "the dashboard's slowest page at rest: at most 250 ms",
+    "the same at full load: at most 1000 ms",
+    "people look, deliveries per second at full load / without: at least 0.95",
+    "people look, p99 at a fixed rate: within 10 % + 5 ms of without",
+];
+const LOOKING_ON_POSTGRES: [&str; 4] = [
+    "PostgreSQL, the dashboard's slowest page at rest: at most 250 ms",
+    "PostgreSQL, the same at full load: at most 1000 ms",
+    "PostgreSQL, people look, deliveries per second at full load / without: at least 0.95",
+    "PostgreSQL, people look, p99 at a fixed rate: within 10 % + 5 ms of without",
+];
 const CPU_COLUMN: usize = 6;
 
 #[cfg(test)]
@@ -743,7 +812,9 @@ mod tests {
             Figures { postgres: Some(OnPostgres { one_node, ..OnPostgres::default() }), ..Figures::default() };
         let outcomes: Vec<Outcome> =
             judge(&figures, Faults::default(), false).iter().map(|verdict| verdict.outcome).collect();
-        assert_eq!(outcomes, [Outcome::Met, Outcome::Missed, Outcome::NotMeasured, Outcome::Met]);
+        assert_eq!(outcomes[..3], [Outcome::Met, Outcome::Missed, Outcome::NotMeasured]);
+        assert_eq!(outcomes[3..7], [Outcome::NotMeasured; 4]);
+        assert_eq!(outcomes[7..], [Outcome::Met], "nothing was lost");
         let on_sqlite = judge(&Figures::default(), Faults::default(), true);
         assert!(on_sqlite.iter().all(|verdict| !verdict.target.starts_with("PostgreSQL")));
     }

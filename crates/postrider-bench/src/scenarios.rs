@@ -12,6 +12,7 @@ use crate::crowd::Crowd;
 use crate::floor;
 use crate::generator::{self, Application, Target, Until};
 use crate::ledger::{Ledger, Tally};
+use crate::looking::Looking;
 use crate::parking::{Lane, Parking};
 use crate::progress::Progress;
 use crate::receiver::{Endpoint, Receiver, Temper};
@@ -41,6 +42,8 @@ pub enum Scenario {
     IsolationThousand,
     /// Pausing, resuming and tripping a lane with a great many deliveries in it
     Parking,
+    /// The dashboard's pages with a great many messages in the store, and delivering while people look at them
+    Looking,
     /// End to end on PostgreSQL with one node
     PgEndToEnd,
     /// The same with three nodes
@@ -53,6 +56,8 @@ pub enum Scenario {
     PgTakeOver,
     /// What one and three nodes cost when nothing happens
     PgIdle,
+    /// The dashboard on PostgreSQL
+    PgLooking,
 }
 
 impl Scenario {
@@ -67,13 +72,15 @@ impl Scenario {
             | Scenario::GrowthWaiting
             | Scenario::Isolation
             | Scenario::IsolationThousand
-            | Scenario::Parking => false,
+            | Scenario::Parking
+            | Scenario::Looking => false,
             Scenario::PgEndToEnd
             | Scenario::PgThreeNodes
             | Scenario::PgFinished
             | Scenario::PgWaiting
             | Scenario::PgTakeOver
-            | Scenario::PgIdle => true,
+            | Scenario::PgIdle
+            | Scenario::PgLooking => true,
         }
     }
 }
@@ -89,6 +96,7 @@ pub struct Settings {
     pub pg_finished: u32,
     pub pg_waiting: u32,
     pub parking: u32,
+    pub looking: u32,
     pub hang_seconds: u64,
     pub patience_seconds: u64,
 }
@@ -102,6 +110,7 @@ impl Settings {
             Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
             Scenario::PgFinished | Scenario::PgWaiting | Scenario::PgTakeOver => 2 + 2 * self.runs,
             Scenario::IsolationThousand => 4 * self.runs,
+            Scenario::Looking | Scenario::PgLooking => 2 + 4 * self.runs,
             Scenario::Isolation | Scenario::Parking | Scenario::PgIdle => 2,
         };
         self.scenarios.iter().map(of).sum()
@@ -149,6 +158,10 @@ impl Bench {
         }
         if self.wants(Scenario::Parking) {
             figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
+        }
+        if self.wants(Scenario::Looking) {
+            let looking = Looking::measure(self, Store::Sqlite).await;
+            figures.looking = Some(looking.context("measuring the dashboard")?);
         }
         figures.postgres = self.on_postgres().await?;
         self.faults.duplicated += self.receiver.late() - self.late_wanted;
@@ -282,7 +295,7 @@ impl Bench {
     }
 
     /// A server may hold back from an endpoint that fails all the time, so silence ends the wait too.
-    async fn wait_for_failures(&self, endpoints: &[Endpoint], failures: u64) {
+    pub async fn wait_for_failures(&self, endpoints: &[Endpoint], failures: u64) {
         let start = Instant::now();
         let mut last = (requests(endpoints), Instant::now());
         while last.0 < failures && last.1.elapsed() < RETRY_SILENCE && start.elapsed() < RETRIES_MAX {
@@ -517,6 +530,22 @@ impl Field {
             target.applications.push(Application { messages: format!("/api/v1/app/{application}/msg").parse()?, owed });
         }
         Ok(Field { target: Arc::new(target), endpoints, ids, width })
+    }
+
+    /// One application with one endpoint.
+    pub async fn single(server: &Server, receiver: &Receiver, temper: Temper, rules: &str) -> Result<Field> {
+        let application = server.create_application("bench, alone").await?;
+        let endpoint = receiver.endpoint(temper, 0);
+        let id = server.create_endpoint(&application, &endpoint.url).await?;
+        server.patch_endpoint(&application, &id, rules).await?;
+        let messages = format!("/api/v1/app/{application}/msg").parse()?;
+        let owed = u64::from(matches!(temper, Temper::Healthy));
+        let target = Target {
+            ways: server.ways(),
+            authorization: server.authorization(),
+            applications: vec![Application { messages, owed }],
+        };
+        Ok(Field { target: Arc::new(target), endpoints: vec![endpoint], ids: vec![(application, id)], width: 1 })
     }
 
     fn expect_nothing_from_first(&mut self, count: usize) {

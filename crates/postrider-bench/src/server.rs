@@ -177,6 +177,16 @@ impl Server {
         HeaderValue::from_str(&format!("Bearer {}", self.token)).expect("a token was checked when it was read")
     }
 
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// The id of the newest of a list.
+    pub async fn newest(&self, path: &str) -> Result<String> {
+        let list = self.call(Method::GET, &format!("{path}?limit=1"), None, StatusCode::OK).await?;
+        list["data"][0]["id"].as_str().map(str::to_owned).with_context(|| format!("finding an id in {list}"))
+    }
+
     pub async fn create_application(&self, name: &str) -> Result<String> {
         self.create("/api/v1/app", json!({ "name": name })).await
     }
