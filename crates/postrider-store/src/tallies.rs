@@ -3,7 +3,7 @@
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use std::time::Duration;
 
-/// One count. Added to what was counted before for the same span, subject and event.
+/// One count of one event in one span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tally {
     pub span: TallySpan,
@@ -11,7 +11,16 @@ pub struct Tally {
     pub start: Timestamp,
     pub of: TallyOf,
     pub what: TallyCode,
-    pub count: u64,
+    pub count: TallyCount,
+}
+
+/// What becomes of what is there for the same span, subject and event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TallyCount {
+    /// So many happened: they are added to it.
+    More(u64),
+    /// So many were found: they take its place, and none is written down, too.
+    Found(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! The figures that nobody counts as things happen: how much waits and how old it is, how breakers stand.
 //!
-//! They are looked up every few seconds, and less often where that takes long, so that looking costs at most a hundredth of
-//! the time of whoever is asked.
+//! They are looked up every few seconds, and less often where that takes long, up to a minute, so that looking costs little
+//! of the time of whoever is asked.
 
 use crate::{
     clock::Clock,
@@ -24,7 +24,14 @@ use std::{
 /// How often samples are taken into the histograms, and the store is asked how much waits if it can tell quickly.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time at most.
+/// How often what stands is noted for the charts, the finest of which have a point for each minute.
+const NOTE_EVERY: Duration = Duration::from_secs(30);
+
+/// Nobody should wait longer for new figures because one look took very long: the next may be quicker.
+const PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time, while a look
+/// takes less than a second.
 const SHARE: u32 = 100;
 
 /// Looks things up for as long as the server runs.
@@ -48,6 +55,7 @@ impl Figures {
     pub async fn keep(self) {
         let gauges = Gauges::new();
         let (mut counting, mut naming) = (Pace::new(EVERY), Pace::new(EVERY));
+        let mut noting = Pace::new(NOTE_EVERY);
         let mut reviewing = Pace::new(REVIEW_EVERY);
         let (mut counted, mut lanes) = (Shards::NONE, Lanes::default());
         loop {
@@ -62,6 +70,10 @@ impl Figures {
             // Apart from the others, because it takes longer, and these should not be old for that.
             let looked = match looked {
                 Ok(()) if naming.is_due() => naming.measure(self.look_at_endpoints(&lanes)).await,
+                looked => looked,
+            };
+            let looked = match looked {
+                Ok(()) if noting.is_due() && self.store.leads() => noting.measure(self.note_what_stands()).await,
                 looked => looked,
             };
             match looked {
@@ -81,7 +93,6 @@ impl Figures {
         let counts = self.store.counts(owned).await?;
         gauges.waiting.set(counts.waiting as f64);
         gauges.dead.set(counts.dead as f64);
-        self.statistics.standing(counts, self.clock.now());
         let Some(held) = self.view.held_lanes().await else { return Ok(()) };
         *lanes = Lanes { held: held.into_iter().collect(), waiting: self.store.lanes(owned).await? };
         let held = &lanes.held;
@@ -91,6 +102,13 @@ impl Figures {
         let oldest = Oldest::of(&lanes.waiting, |endpoint| held.contains_key(&endpoint), self.clock.now());
         gauges.oldest_ours.set(oldest.ours.as_secs_f64());
         gauges.oldest_theirs.set(oldest.theirs.as_secs_f64());
+        Ok(())
+    }
+
+    /// For the charts: of everything, so that it is one node's to do.
+    async fn note_what_stands(&self) -> Result<(), StoreError> {
+        let counts = self.store.counts(Shards::ALL).await?;
+        self.statistics.standing(counts, self.clock.now());
         Ok(())
     }
 
@@ -186,7 +204,7 @@ impl Oldest {
 }
 
 fn until_next(took: Duration, every: Duration) -> Duration {
-    took.saturating_mul(SHARE).max(every)
+    took.saturating_mul(SHARE).min(PAUSE_MAX).max(every)
 }
 
 #[cfg(test)]
@@ -195,10 +213,10 @@ mod tests {
 
     #[test]
     fn who_takes_long_to_count_is_asked_less_often() {
-        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 1_500_000)] {
+        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 60_000)] {
             assert_eq!(until_next(Duration::from_millis(took), EVERY), Duration::from_millis(expected), "{took} ms");
         }
-        assert_eq!(until_next(Duration::MAX, EVERY), Duration::MAX);
+        assert_eq!(until_next(Duration::MAX, EVERY), PAUSE_MAX);
     }
 
     #[test]

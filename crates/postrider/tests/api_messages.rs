@@ -84,6 +84,7 @@ impl Bench {
             guesses: postrider::http::guesses::Guesses::default(),
             key_guesses: postrider::http::guesses::Guesses::default(),
             tails: postrider::http::tail::Tails::default(),
+            standings: postrider::standing::Standings::default(),
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest,
             directory,

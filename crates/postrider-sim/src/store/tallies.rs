@@ -2,12 +2,16 @@
 
 use super::{batch::Batch, tables::Tables};
 use postrider_engine::{AppKey, Timestamp};
-use postrider_store::{Counted, TalliesOf, Tally, TallyCode, TallyOf};
+use postrider_store::{Counted, TalliesOf, Tally, TallyCode, TallyCount, TallyOf};
 use std::collections::BTreeMap;
 
 pub fn add(batch: &mut Batch<'_>, tallies: Vec<Tally>) {
     for Tally { span, start, of, what, count } in tallies {
-        *batch.tables.tallies.entry((span, start, of, what)).or_default() += count;
+        let place = batch.tables.tallies.entry((span, start, of, what)).or_default();
+        match count {
+            TallyCount::More(count) => *place += count,
+            TallyCount::Found(count) => *place = count,
+        }
     }
 }
 

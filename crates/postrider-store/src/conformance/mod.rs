@@ -216,6 +216,7 @@ macro_rules! conformance {
             }
             tallies {
                 counts_add_up_by_span_subject_and_event
+                what_was_found_takes_the_place_of_what_was_there
                 counts_add_up_by_application
                 counts_outlive_a_crash
                 counts_are_forgotten_span_by_span

@@ -16,7 +16,11 @@ const KEEP: Retention = Retention {
 };
 
 fn tally(span: TallySpan, at: Timestamp, of: TallyOf, what: TallyCode, count: u64) -> Tally {
-    Tally { span, start: span.start_of(at), of, what, count }
+    Tally { span, start: span.start_of(at), of, what, count: TallyCount::More(count) }
+}
+
+fn found_to_be(span: TallySpan, at: Timestamp, what: TallyCode, count: u64) -> Tally {
+    Tally { count: TallyCount::Found(count), ..tally(span, at, TallyOf::All, what, 0) }
 }
 
 fn wanted(span: TallySpan, of: TallyOf, since: Timestamp, until: Timestamp) -> TalliesOf {
@@ -58,6 +62,25 @@ pub async fn counts_add_up_by_span_subject_and_event<H: Harness>() {
         let hour = Hour.start_of(first).as_millis();
         assert_eq!(found(store, wanted(Hour, of, first, until)).await, [(hour, 1, count)], "{of:?}");
     }
+}
+
+pub async fn what_was_found_takes_the_place_of_what_was_there<H: Harness>() {
+    use TallySpan::Minute;
+    let harness = H::fresh(Grain::Usual).await;
+    let store = harness.store();
+    let next = START.plus(Duration::from_mins(1));
+    let some = vec![
+        found_to_be(Minute, START, 13, 7),
+        tally(Minute, START, TallyOf::All, 1, 4),
+        // The same twice in one go.
+        found_to_be(Minute, START, 13, 5),
+        found_to_be(Minute, next, 13, 9),
+    ];
+    store.add_to_tallies(some).await.unwrap();
+    store.add_to_tallies(vec![found_to_be(Minute, next, 13, 0)]).await.unwrap();
+    let all = found(store, wanted(Minute, TallyOf::All, START, next.plus(Duration::from_millis(1)))).await;
+    let minute = |at: Timestamp| Minute.start_of(at).as_millis();
+    assert_eq!(all, [(minute(START), 1, 4), (minute(START), 13, 5), (minute(next), 13, 0)]);
 }
 
 pub async fn counts_add_up_by_application<H: Harness>() {

@@ -3,26 +3,57 @@
 use super::{Db, Result, execute, jobs::Turn, rows};
 use crate::{
     rows::Unreadable,
-    tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan},
+    tallies::{Counted, TalliesOf, Tally, TallyCode, TallyCount, TallySpan},
 };
 use postrider_engine::{AppKey, Timestamp};
+use std::collections::BTreeMap;
 use tokio_postgres::types::ToSql;
 
 /// Several nodes add to the same rows; in the order of their keys, so that none waits for one that waits for it.
 pub async fn add(turn: &Turn, tallies: &[Tally]) -> Result<()> {
-    let each = |one: fn(&Tally) -> i64| tallies.iter().map(one).collect::<Vec<i64>>();
-    let (spans, starts) = (each(|tally| tally.span.code().into()), each(|tally| tally.start.as_millis()));
-    let (kinds, subjects) = (each(|tally| tally.of.code().0.into()), each(|tally| tally.of.code().1));
-    let (whats, counts) =
-        (each(|tally| tally.what.into()), each(|tally| i64::try_from(tally.count).unwrap_or(i64::MAX)));
-    let sql = "INSERT INTO tally (span, start, kind, subject, what, count)
-         SELECT span, start, kind, subject, what, sum(count)
-         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
-              AS added (span, start, kind, subject, what, count)
-         GROUP BY span, start, kind, subject, what ORDER BY span, start, kind, subject, what
-         ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = tally.count + excluded.count";
-    execute(turn.db(), sql, &[&spans, &starts, &kinds, &subjects, &whats, &counts]).await?;
-    Ok(())
+    let (mut more, mut found) = (Columns::default(), BTreeMap::new());
+    for Tally { span, start, of, what, count } in tallies {
+        let (kind, subject) = of.code();
+        let key = [span.code().into(), start.as_millis(), kind.into(), subject, (*what).into()];
+        match count {
+            TallyCount::More(count) => more.push(key, *count),
+            TallyCount::Found(count) => drop(found.insert(key, *count)),
+        }
+    }
+    more.write(turn, "tally.count + excluded.count").await?;
+    // Of the same twice the later one counts.
+    let mut latest = Columns::default();
+    found.into_iter().for_each(|(key, count)| latest.push(key, count));
+    latest.write(turn, "excluded.count").await
+}
+
+/// Rows to be written, column by column: what makes the key, and the count.
+#[derive(Default)]
+struct Columns([Vec<i64>; 6]);
+
+impl Columns {
+    fn push(&mut self, key: [i64; 5], count: u64) {
+        let values = key.into_iter().chain([i64::try_from(count).unwrap_or(i64::MAX)]);
+        self.0.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
+    }
+
+    /// `instead`: what becomes of a count that is there.
+    async fn write(&self, turn: &Turn, instead: &str) -> Result<()> {
+        let [spans, starts, kinds, subjects, whats, counts] = &self.0;
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let sql = format!(
+            "INSERT INTO tally (span, start, kind, subject, what, count)
+             SELECT span, start, kind, subject, what, sum(count)
+             FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+                  AS added (span, start, kind, subject, what, count)
+             GROUP BY span, start, kind, subject, what ORDER BY span, start, kind, subject, what
+             ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = {instead}"
+        );
+        execute(turn.db(), &sql, &[spans, starts, kinds, subjects, whats, counts]).await?;
+        Ok(())
+    }
 }
 
 /// Each span is looked up by itself: between two of the same subject lie those of all others.

@@ -1,7 +1,7 @@
 //! What was counted over time.
 
 use super::writer::Batch;
-use crate::tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan};
+use crate::tallies::{Counted, TalliesOf, Tally, TallyCode, TallyCount, TallySpan};
 use postrider_engine::{AppKey, Timestamp};
 use rusqlite::Connection;
 use std::collections::HashMap;
@@ -11,9 +11,17 @@ pub fn add(batch: &Batch<'_>, tallies: &[Tally]) -> rusqlite::Result<()> {
         "INSERT INTO tally (span, start, kind, subject, what, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
          ON CONFLICT DO UPDATE SET count = count + excluded.count",
     )?;
+    let mut set = batch.transaction.prepare_cached(
+        "INSERT INTO tally (span, start, kind, subject, what, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT DO UPDATE SET count = excluded.count",
+    )?;
     for Tally { span, start, of, what, count } in tallies {
         let (kind, subject) = of.code();
-        add.execute((span.code(), start.as_millis(), kind, subject, what, count))?;
+        let (write, count) = match count {
+            TallyCount::More(count) => (&mut add, count),
+            TallyCount::Found(count) => (&mut set, count),
+        };
+        write.execute((span.code(), start.as_millis(), kind, subject, what, count))?;
     }
     Ok(())
 }

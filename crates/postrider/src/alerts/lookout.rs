@@ -5,19 +5,20 @@
 //! that does the work of all. Whether that is worth telling is decided by alarms, which tell each turn once.
 
 use super::{Alert, Alerts, Severity, events::Event};
-use crate::{clock::Clock, config::AlertRules, directory::Directory, ids::IdCodec};
+use crate::{
+    clock::Clock,
+    config::AlertRules,
+    directory::Directory,
+    ids::IdCodec,
+    standing::{oldest_due, open_breakers},
+};
 use postrider_engine::{
-    AppKey, EndpointKey, Timestamp,
+    AppKey, Timestamp,
     alarm::{Alarm, Growth, Patience, RateRule, Reading, Tally, Turn, is_stuck, read_count},
-    policy::Breaker,
 };
 use postrider_store::{By, Shards, Store, StoreError};
 use serde_json::json;
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -46,19 +47,31 @@ impl Lookout {
 
     /// For as long as the server runs.
     pub async fn keep(mut self) {
-        let mut next_count = Instant::now();
+        let (mut next_work, mut next_rest) = (Instant::now(), Instant::now());
         loop {
             let now = self.clock.now();
             self.look_at_applications(now).await;
             let begun = Instant::now();
-            if next_count <= begun {
-                match self.look_at_the_store(now).await {
-                    Ok(()) => {}
-                    Err(StoreError::Closed) => return,
-                    Err(error) => warn!(%error, "it could not be looked whether something is wrong"),
-                }
-                // To count takes the longer the more there is: a hundredth of the time at most.
-                next_count = begun + begun.elapsed().saturating_mul(COUNTING_SHARE);
+            let looked = if next_work <= begun {
+                let looked = self.look_at_work(now).await;
+                next_work = begun + pause_after(begun.elapsed());
+                looked
+            } else {
+                Ok(())
+            };
+            // Apart from the other, because to count takes longer.
+            let begun = Instant::now();
+            let looked = if looked.is_ok() && next_rest <= begun {
+                let looked = self.look_at_the_rest(now).await;
+                next_rest = begun + pause_after(begun.elapsed());
+                looked
+            } else {
+                looked
+            };
+            match looked {
+                Ok(()) => {}
+                Err(StoreError::Closed) => return,
+                Err(error) => warn!(%error, "it could not be looked whether something is wrong"),
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -87,24 +100,30 @@ impl Lookout {
         }
     }
 
-    async fn look_at_the_store(&mut self, now: Timestamp) -> Result<(), StoreError> {
-        let oldest_due = oldest_due(&*self.store, &self.directory, now).await?;
-        let done_at = self.alerts.watch.done_at();
-        let turn = self.alarms.look_at_work(oldest_due, done_at, now);
+    async fn look_at_work(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        // What waits for its endpoint is left out.
+        let found = oldest_due(&*self.store, &self.directory, self.store.owned(), now).await;
+        let work = match &found {
+            Ok(oldest) => Work::Known { oldest_due: oldest.ours, done_at: self.alerts.watch.done_at() },
+            Err(_) => Work::Unknown,
+        };
+        let turn = self.alarms.look_at_work(work, now);
         self.alerts.watch.set_stuck(self.alarms.is_stuck());
         if let Some(turn) = turn {
-            let since = oldest_due.map(|due| now.since(due).as_secs());
-            self.tell_of_system("work_stuck", turn, since.unwrap_or_default(), now);
+            self.tell_of_system("work_stuck", turn, self.alarms.lying_for(work, now).as_secs(), now);
         }
+        found.map(drop)
+    }
+
+    async fn look_at_the_rest(&mut self, now: Timestamp) -> Result<(), StoreError> {
         // What concerns all is one node's to tell. The others forget what they saw.
         if !self.store.leads() {
             self.alarms.forget_the_rest();
             return Ok(());
         }
         let counts = self.store.counts(Shards::ALL).await?;
-        let healths = self.store.healths(Shards::ALL).await?;
-        let open = healths.iter().filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. })).count() as u64;
-        let seen = Seen { waiting: counts.waiting, dead: counts.dead, breakers_open: open };
+        let open = open_breakers(&*self.store, &self.directory).await?;
+        let seen = Seen { waiting: counts.waiting, dead: counts.dead, breakers_open: open.len() as u64 };
         for (what, turn, value) in self.alarms.look_at_the_rest(seen, now) {
             self.tell_of_system(what, turn, value, now);
         }
@@ -152,9 +171,22 @@ pub struct Alarms {
     work: Alarm,
     /// Before anything was done, what is due is counted from here.
     begun: Timestamp,
+    /// When it was last known how work stands.
+    known_at: Timestamp,
     backlog: (Alarm, Growth),
     dead: (Alarm, Growth),
     breakers: Alarm,
+}
+
+/// How a node's own work stands.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    Known {
+        oldest_due: Option<Timestamp>,
+        done_at: Option<Timestamp>,
+    },
+    /// The store does not say.
+    Unknown,
 }
 
 /// What concerns all.
@@ -172,6 +204,7 @@ impl Alarms {
             applications: HashMap::new(),
             work: Alarm::default(),
             begun: now,
+            known_at: now,
             backlog: Default::default(),
             dead: Default::default(),
             breakers: Alarm::default(),
@@ -201,16 +234,32 @@ impl Alarms {
         turns
     }
 
-    pub fn look_at_work(
-        &mut self,
-        oldest_due: Option<Timestamp>,
-        done_at: Option<Timestamp>,
-        now: Timestamp,
-    ) -> Option<Turn> {
+    pub fn look_at_work(&mut self, work: Work, now: Timestamp) -> Option<Turn> {
         let after = self.rules.oldest_due_max?;
-        let done_at = done_at.unwrap_or(self.begun).max(self.begun);
-        let reading = if is_stuck(oldest_due, done_at, after, now) { Reading::Bad } else { Reading::Good };
-        self.work.look(reading, Patience { raise_after: Duration::ZERO, clear_after: Duration::ZERO }, now)
+        let (is_bad, patience) = match work {
+            Work::Known { oldest_due, done_at } => {
+                self.known_at = now;
+                let done_at = done_at.unwrap_or(self.begun).max(self.begun);
+                // An endpoint that was just resumed, or a lane just taken over, brings work that has been due for long: it must
+                // lie for as long as a request may take before that is held against us.
+                (is_stuck(oldest_due, done_at, after, now), after.min(TRYING_MAX))
+            }
+            Work::Unknown => (now.since(self.known_at) > after, Duration::ZERO),
+        };
+        let reading = match (is_bad, work) {
+            (true, _) => Reading::Bad,
+            (false, Work::Known { .. }) => Reading::Good,
+            (false, Work::Unknown) => Reading::Between,
+        };
+        self.work.look(reading, Patience { raise_after: patience, clear_after: Duration::ZERO }, now)
+    }
+
+    /// For how long work has been left lying, as far as that is known.
+    pub fn lying_for(&self, work: Work, now: Timestamp) -> Duration {
+        match work {
+            Work::Known { oldest_due, .. } => oldest_due.map_or(Duration::ZERO, |due| now.since(due)),
+            Work::Unknown => now.since(self.known_at),
+        }
     }
 
     pub fn is_stuck(&self) -> bool {
@@ -240,35 +289,19 @@ impl Alarms {
     }
 }
 
-/// Of what this node serves and might send: what a person has paused, or a breaker holds, is left out.
-async fn oldest_due(store: &dyn Store, directory: &Directory, now: Timestamp) -> Result<Option<Timestamp>, StoreError> {
-    let owned = store.owned();
-    let mut due: Vec<_> = store.lanes(owned).await?.into_iter().filter(|lane| lane.next_due < now).collect();
-    if due.is_empty() {
-        return Ok(None);
-    }
-    due.sort_by_key(|lane| lane.next_due);
-    let healths = store.healths(owned).await?;
-    let tripped: BTreeSet<EndpointKey> = healths
-        .into_iter()
-        .filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. }))
-        .map(|(endpoint, _)| endpoint)
-        .collect();
-    for lane in due {
-        let entry = directory.endpoint(lane.endpoint).await?;
-        let is_held = entry.is_some_and(|entry| entry.lane.parked || !entry.is_whole);
-        if !is_held && !tripped.contains(&lane.endpoint) {
-            return Ok(Some(lane.next_due));
-        }
-    }
-    Ok(None)
-}
-
 /// The windows are patience enough to raise an alarm; that it is over must last.
 const AT_ONCE: Patience = Patience { raise_after: Duration::ZERO, clear_after: Duration::from_mins(1) };
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-const COUNTING_SHARE: u32 = 100;
+
+/// To look takes the longer the more there is: a hundredth of the time, while it takes less than a second. One look that
+/// took very long must not make us blind for an hour.
+fn pause_after(took: Duration) -> Duration {
+    took.saturating_mul(100).min(Duration::from_mins(1))
+}
+
+/// Longer than a request may take, unless its endpoint's rules say otherwise.
+const TRYING_MAX: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
 mod tests {
@@ -321,15 +354,53 @@ mod tests {
         for (second, due, done, expected, stuck) in [
             (10, None, None, None, false),
             (299, Some(-1_000), None, None, false),
-            (300, Some(-1_000), None, Some(Turn::Raised), true),
-            (310, Some(-1_000), None, None, true),
-            (320, Some(-1_000), Some(315), Some(Turn::Cleared), false),
-            (614, Some(-1_000), Some(315), None, false),
-            (615, Some(-1_000), Some(315), Some(Turn::Raised), true),
-            (616, None, Some(315), Some(Turn::Cleared), false),
+            (300, Some(-1_000), None, None, false),
+            (359, Some(-1_000), None, None, false),
+            (360, Some(-1_000), None, Some(Turn::Raised), true),
+            (370, Some(-1_000), None, None, true),
+            (380, Some(-1_000), Some(375), Some(Turn::Cleared), false),
+            (674, Some(-1_000), Some(375), None, false),
+            (675, Some(-1_000), Some(375), None, false),
+            (735, Some(-1_000), Some(375), Some(Turn::Raised), true),
+            (736, None, Some(375), Some(Turn::Cleared), false),
         ] {
-            let turn = alarms.look_at_work(due.map(at), done.map(at), at(second));
+            let work = Work::Known { oldest_due: due.map(at), done_at: done.map(at) };
+            let turn = alarms.look_at_work(work, at(second));
             assert_eq!((turn, alarms.is_stuck()), (expected, stuck), "at {second}");
+        }
+    }
+
+    #[test]
+    fn old_work_that_a_resumed_endpoint_brings_is_given_time_to_be_tried() {
+        let mut alarms = Alarms::new(rules(), at(0));
+        let look = |alarms: &mut Alarms, due: Option<i64>, done: i64, second| {
+            let work = Work::Known { oldest_due: due.map(at), done_at: Some(at(done)) };
+            alarms.look_at_work(work, at(second))
+        };
+        assert_eq!(look(&mut alarms, None, 0, 3_600), None);
+        for second in [3_605, 3_610, 3_640] {
+            assert_eq!(look(&mut alarms, Some(100), 0, second), None, "its first request is under way");
+        }
+        assert_eq!(look(&mut alarms, Some(100), 3_644, 3_645), None);
+        assert!(!alarms.is_stuck());
+    }
+
+    #[test]
+    fn a_store_that_says_nothing_for_long_is_work_left_lying() {
+        let mut alarms = Alarms::new(rules(), at(0));
+        let known = Work::Known { oldest_due: None, done_at: None };
+        assert_eq!(alarms.look_at_work(known, at(100)), None);
+        assert_eq!(alarms.look_at_work(Work::Unknown, at(400)), None);
+        assert_eq!(alarms.look_at_work(Work::Unknown, at(401)), Some(Turn::Raised));
+        assert_eq!(alarms.lying_for(Work::Unknown, at(401)), Duration::from_secs(301));
+        assert_eq!(alarms.look_at_work(Work::Unknown, at(405)), None);
+        assert_eq!(alarms.look_at_work(known, at(410)), Some(Turn::Cleared));
+    }
+
+    #[test]
+    fn one_look_that_took_long_does_not_blind_for_long() {
+        for (took, pause) in [(1, 100), (300, 30_000), (15_000, 60_000)] {
+            assert_eq!(pause_after(Duration::from_millis(took)), Duration::from_millis(pause), "{took} ms");
         }
     }
 

@@ -21,9 +21,32 @@ pub fn routes() -> Router<Arc<Site>> {
 struct Overview {
     points: Vec<Point>,
     total: Point,
+    counted_at: String,
     breakers_open: u64,
+    breakers: Vec<OpenBreaker>,
     waiting: u64,
+    oldest_due: Option<String>,
+    oldest_held: Option<String>,
     dead: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OpenBreaker {
+    app_id: Option<String>,
+    endpoint_id: String,
+    url: String,
+    until: String,
+}
+
+impl OpenBreaker {
+    /// Where it can be seen why.
+    fn page(&self) -> Path {
+        match &self.app_id {
+            Some(app) => Path::page(&["apps", app, "endpoints", &self.endpoint_id]),
+            None => Path::page(&["alerts"]),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -34,7 +57,7 @@ struct Point {
     delivered: u64,
     failed: u64,
     given_up: u64,
-    waiting: u64,
+    waiting: Option<u64>,
     attempt_ms: Option<Percentiles>,
     delivery_ms: Option<Percentiles>,
 }
@@ -55,6 +78,9 @@ struct OverviewPage {
     overview: Overview,
     /// Of what was tried, what went well.
     success: Option<String>,
+    /// For how long the oldest of what waits has been due: for us, and for its endpoint.
+    oldest: Option<String>,
+    oldest_held: Option<String>,
     attempts: Bars,
     latency: Lines,
     backlog: Lines,
@@ -72,10 +98,19 @@ async fn show(State(site): State<Arc<Site>>, session: Session, query: Fields) ->
     let attempts = Bars::new(points.iter().map(|point| (point.delivered, point.failed, told(point))).collect());
     let within = |pick: fn(Percentiles) -> f64| points.iter().map(|point| point.attempt_ms.map(pick)).collect();
     let latency = Lines::new(&[within(|ms| ms.p50), within(|ms| ms.p95), within(|ms| ms.p99)], duration);
-    let backlog = Lines::new(&[points.iter().map(|point| Some(point.waiting as f64)).collect()], short);
+    let backlog = Lines::new(&[points.iter().map(|point| point.waiting.map(|many| many as f64)).collect()], short);
     let periods = PERIODS.map(|(name, words)| (name, words, name == wanted)).to_vec();
     let success = success(&overview.total);
-    Ok(page(&OverviewPage { frame: Frame::new(&session), periods, success, attempts, latency, backlog, overview }))
+    let age = |due: &Option<String>| due.as_deref().and_then(|due| age(due, &overview.counted_at));
+    let (oldest, oldest_held) = (age(&overview.oldest_due), age(&overview.oldest_held));
+    let frame = Frame::new(&session);
+    Ok(page(&OverviewPage { frame, periods, success, oldest, oldest_held, attempts, latency, backlog, overview }))
+}
+
+/// How long ago that was.
+fn age(then: &str, now: &str) -> Option<String> {
+    let (then, now): (jiff::Timestamp, jiff::Timestamp) = (then.parse().ok()?, now.parse().ok()?);
+    Some(duration((now.as_millisecond() - then.as_millisecond()).max(0) as f64))
 }
 
 /// Never rounded up to all.

@@ -57,6 +57,7 @@ use crate::{
     directory::Directory,
     ids::IdCodec,
     ingest::Ingest,
+    standing::Standings,
     tasks::Tasks,
     transport::egress::AddressGuard,
     vault::Vault,
@@ -96,6 +97,7 @@ pub struct Api {
     pub guesses: Guesses<Peer>,
     pub key_guesses: Guesses<ApiKeyKey>,
     pub tails: Tails,
+    pub standings: Standings,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }

@@ -9,15 +9,21 @@ use super::{
     stats::span,
     time::Time,
 };
-use crate::statistics::{Event, Period, Point, points};
+use crate::{
+    standing::OpenBreaker,
+    statistics::{Event, Period, Point, points},
+};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
-use postrider_engine::{Timestamp, policy::Breaker};
-use postrider_store::{Counted, Shards, TalliesOf, TallyOf, TallySpan};
+use postrider_engine::Timestamp;
+use postrider_store::{Counted, OPERATIONAL, TalliesOf, TallyOf, TallySpan};
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// More are not worth reading one by one.
+const BREAKERS_SHOWN: usize = 20;
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
@@ -44,12 +50,34 @@ pub struct OverviewOut {
     points: Vec<OverviewPoint>,
     /// All of it together.
     total: OverviewPoint,
-    /// Endpoints whose breaker is open now.
+    /// When it was found out how everything stands: some seconds ago, if that takes long.
+    counted_at: Time,
+    /// Endpoints that nothing is sent to because their breaker is open.
     breakers_open: u64,
-    /// Deliveries that wait now, those that are on their way for the first time not counted.
+    /// The first of them.
+    breakers: Vec<OpenBreakerOut>,
+    /// Deliveries that wait, those that are on their way for the first time not counted.
     waiting: u64,
-    /// Dead letters now.
+    /// Since when the oldest of what could be sent has been due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oldest_due: Option<Time>,
+    /// Since when the oldest of what waits for its endpoint has been due: paused, disabled, or with its breaker open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oldest_held: Option<Time>,
+    /// Dead letters.
     dead: u64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OpenBreakerOut {
+    /// Absent: it is an operational endpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    app_id: Option<String>,
+    endpoint_id: String,
+    url: String,
+    /// Then it is tried again.
+    until: Time,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -64,10 +92,12 @@ pub struct OverviewPoint {
     failed: u64,
     /// Deliveries that were given up.
     given_up: u64,
-    /// Deliveries that waited at one moment of it, once in a while.
-    waiting: u64,
+    /// Deliveries that waited when it was last looked at; absent, if nobody looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<u64>,
     /// Dead letters at that moment.
-    dead: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead: Option<u64>,
     /// How long attempts took.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt_ms: Option<Percentiles>,
@@ -127,16 +157,18 @@ async fn overview(State(api): State<Arc<Api>>, environment: Environment, mut que
     let since = now.minus(period.length());
     let counted = store.tallies(of(TallyOf::All, period.span(), since, now)).await?;
     let (points, whole) = points(&counted, since, now, period.step());
-    let healths = store.healths(Shards::ALL).await?;
-    let open = healths.iter().filter(|(_, health)| matches!(health.breaker, Breaker::Open { .. })).count();
-    let counts = store.counts(Shards::ALL).await?;
+    let standing = api.standings.look(store, &api.directory, now).await?;
     let out = OverviewOut {
         step: period.step().as_secs(),
         points: points.iter().map(OverviewPoint::of).collect(),
         total: OverviewPoint::of(&whole),
-        breakers_open: open as u64,
-        waiting: counts.waiting,
-        dead: counts.dead,
+        counted_at: Time(standing.at),
+        breakers_open: standing.breakers.len() as u64,
+        breakers: standing.breakers.iter().take(BREAKERS_SHOWN).map(|open| OpenBreakerOut::of(&api, open)).collect(),
+        waiting: standing.counts.waiting,
+        oldest_due: standing.oldest.ours.map(Time),
+        oldest_held: standing.oldest.theirs.map(Time),
+        dead: standing.counts.dead,
     };
     Ok(json(StatusCode::OK, &out))
 }
@@ -238,6 +270,18 @@ fn history(counted: &[Counted], period: Period, now: Timestamp) -> Response {
     json(StatusCode::OK, &out)
 }
 
+impl OpenBreakerOut {
+    fn of(api: &Api, OpenBreaker { endpoint, until }: &OpenBreaker) -> Self {
+        let app = endpoint.lane.app;
+        Self {
+            app_id: (app != OPERATIONAL).then(|| api.ids.id_of(app)),
+            endpoint_id: api.ids.id_of(endpoint.key),
+            url: endpoint.shown_url.to_string(),
+            until: Time(*until),
+        }
+    }
+}
+
 impl OverviewPoint {
     fn of(point: &Point) -> Self {
         Self {
@@ -246,8 +290,8 @@ impl OverviewPoint {
             delivered: point.delivered(),
             failed: point.failed(),
             given_up: point.of(Event::GivenUp),
-            waiting: point.of(Event::Waiting),
-            dead: point.of(Event::Dead),
+            waiting: point.waiting,
+            dead: point.dead,
             attempt_ms: Percentiles::of(point, Event::Took),
             delivery_ms: Percentiles::of(point, Event::Arrived),
         }

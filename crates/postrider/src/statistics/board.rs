@@ -2,7 +2,7 @@
 
 use super::events::{Event, OF_ALL, OF_SUBJECT};
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
-use postrider_store::{Counts, Tally, TallyCode, TallyOf, TallySpan};
+use postrider_store::{Counts, Tally, TallyCode, TallyCount, TallyOf, TallySpan};
 use std::collections::HashMap;
 
 /// Subjects whose rows are written each time.
@@ -12,7 +12,8 @@ pub struct Board {
     minute: Timestamp,
     of_all: [u32; OF_ALL],
     of_subjects: HashMap<TallyOf, [u32; OF_SUBJECT]>,
-    has_stood: bool,
+    /// What stood at the last look, if that is not written yet.
+    standing: Option<Counts>,
 }
 
 impl Default for Board {
@@ -24,7 +25,7 @@ impl Default for Board {
 impl Board {
     pub fn at(at: Timestamp) -> Self {
         let minute = TallySpan::Minute.start_of(at);
-        Self { minute, of_all: [0; OF_ALL], of_subjects: HashMap::new(), has_stood: false }
+        Self { minute, of_all: [0; OF_ALL], of_subjects: HashMap::new(), standing: None }
     }
 
     /// It is for an earlier minute, or the clock was set back by more than one.
@@ -52,25 +53,21 @@ impl Board {
     }
 
     pub fn stand(&mut self, counts: Counts) {
-        if std::mem::replace(&mut self.has_stood, true) {
-            return;
-        }
-        for (event, count) in [(Event::Waiting, counts.waiting), (Event::Dead, counts.dead)] {
-            self.of_all[event.number()] = u32::try_from(count).unwrap_or(u32::MAX);
-        }
+        self.standing = Some(counts);
     }
 
     /// Empties it. Without `whole`, what belongs to single subjects stays, to be written once a minute.
     pub fn take(&mut self, whole: bool) -> Vec<Tally> {
         let minute = self.minute;
         let mut rows = Vec::new();
+        let standing = self.standing.take();
         for span in TallySpan::ALL {
-            // What stands at the beginning of an hour stands for all of it: those of sixty minutes must not add up.
-            let is_first = span.start_of(minute) == minute;
-            let is_kept = |event: Event| is_first || !matches!(event, Event::Waiting | Event::Dead);
+            rows.extend(tallies(span, minute, TallyOf::All, &self.of_all));
+            // Those of several looks must not add up: the last one stands for its minute, and for its hour.
+            let Some(Counts { waiting, dead }) = standing else { continue };
+            let found = [(Event::Waiting, waiting), (Event::Dead, dead)];
             rows.extend(
-                tallies(span, minute, TallyOf::All, &self.of_all)
-                    .filter(|row| Event::of(row.what).is_some_and(is_kept)),
+                found.map(|(event, count)| tally(span, minute, TallyOf::All, event.number(), TallyCount::Found(count))),
             );
         }
         self.of_all = [0; OF_ALL];
@@ -85,11 +82,9 @@ impl Board {
 
 fn tallies(span: TallySpan, at: Timestamp, of: TallyOf, counts: &[u32]) -> impl Iterator<Item = Tally> {
     let counted = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-    counted.map(move |(number, count)| Tally {
-        span,
-        start: span.start_of(at),
-        of,
-        what: TallyCode::try_from(number).unwrap_or(TallyCode::MAX),
-        count: u64::from(*count),
-    })
+    counted.map(move |(number, count)| tally(span, at, of, number, TallyCount::More(u64::from(*count))))
+}
+
+fn tally(span: TallySpan, at: Timestamp, of: TallyOf, number: usize, count: TallyCount) -> Tally {
+    Tally { span, start: span.start_of(at), of, what: TallyCode::try_from(number).unwrap_or(TallyCode::MAX), count }
 }

@@ -15,7 +15,7 @@ pub enum Event {
     Took(u8),
     /// How long it took from being accepted to having arrived, in the same steps.
     Arrived(u8),
-    /// What waited at one moment of the span.
+    /// What waited when it was last looked at within the span.
     Waiting,
     /// What lay among the dead letters then.
     Dead,

@@ -75,7 +75,7 @@ impl Statistics {
         self.boards_at(at).current.count(&[Event::GivenUp], Some((app, endpoint)));
     }
 
-    /// What waits and what is dead on this node. The first look in each minute counts, so that those of all nodes add up.
+    /// What waits and what is dead everywhere. Of several looks, also of several nodes, the last one counts.
     pub fn standing(&self, counts: Counts, at: Timestamp) {
         self.boards_at(at).current.stand(counts);
     }

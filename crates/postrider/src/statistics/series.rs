@@ -44,12 +44,16 @@ impl Period {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
     pub start: Timestamp,
+    /// What waited when it was last looked at; `None`: nobody looked.
+    pub waiting: Option<u64>,
+    /// What was dead then.
+    pub dead: Option<u64>,
     counts: [u64; OF_ALL],
 }
 
 impl Point {
     pub fn empty(start: Timestamp) -> Self {
-        Self { start, counts: [0; OF_ALL] }
+        Self { start, waiting: None, dead: None, counts: [0; OF_ALL] }
     }
 
     pub fn of(&self, event: Event) -> u64 {
@@ -67,10 +71,10 @@ impl Point {
 
     /// Adds everything but what stands, which does not add up over time: of that the latest counts.
     fn add(&mut self, event: Event, count: u64) {
-        let place = &mut self.counts[event.number()];
         match event {
-            Event::Waiting | Event::Dead => *place = count,
-            _ => *place += count,
+            Event::Waiting => self.waiting = Some(count),
+            Event::Dead => self.dead = Some(count),
+            _ => self.counts[event.number()] += count,
         }
     }
 
@@ -132,13 +136,15 @@ mod tests {
             counted(20, Event::Attempt(Class::Gone), 8),
             counted(10, Event::Waiting, 5),
             counted(19, Event::Waiting, 3),
+            counted(30, Event::Waiting, 0),
             counted(40, Event::Accepted, 99),
         ];
         let (points, whole) = points(&all, at(10), at(31), Duration::from_mins(10));
         assert_eq!(points.iter().map(|point| point.start).collect::<Vec<_>>(), [at(10), at(20), at(30)]);
         assert_eq!(points.iter().map(Point::delivered).collect::<Vec<_>>(), [3, 0, 0]);
         assert_eq!(points.iter().map(Point::failed).collect::<Vec<_>>(), [0, 12, 0]);
-        assert_eq!(points[0].of(Event::Waiting), 3, "the latest of what stands");
+        assert_eq!(points.iter().map(|point| point.waiting).collect::<Vec<_>>(), [Some(3), None, Some(0)]);
+        assert_eq!((whole.waiting, whole.dead), (Some(0), None), "the latest of what stands");
         assert_eq!((whole.delivered(), whole.failed(), whole.of(Event::Accepted)), (3, 12, 0));
     }
 

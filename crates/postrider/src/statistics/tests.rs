@@ -58,16 +58,22 @@ fn what_belongs_to_many_is_written_when_its_minute_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stands_is_told_once_a_minute_and_does_not_add_up_over_the_hour() {
+async fn of_what_stands_the_last_look_counts_and_none_is_written_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SqliteStore::open(folder.path(), NOON).expect("a store");
     let statistics = Statistics::default();
-    for (second, waiting) in [(0, 7), (5, 8), (60, 9), (65, 10)] {
+    // Also of one who started anew, or took over.
+    for (second, waiting) in [(0, 7), (5, 8), (60, 9), (65, 10), (130, 0)] {
         statistics.standing(Counts { waiting, dead: 1 }, NOON.plus(Duration::from_secs(second)));
         statistics.write(&store, false).await.expect("written");
     }
-    assert_eq!(count(&store, TallyOf::All, TallySpan::Minute, Event::Waiting).await, [7, 9]);
-    assert_eq!(count(&store, TallyOf::All, TallySpan::Hour, Event::Waiting).await, [7]);
+    assert_eq!(count(&store, TallyOf::All, TallySpan::Minute, Event::Waiting).await, [8, 10, 0]);
+    assert_eq!(count(&store, TallyOf::All, TallySpan::Hour, Event::Waiting).await, [0]);
+    let another = Statistics::default();
+    another.standing(Counts { waiting: 4, dead: 1 }, NOON.plus(Duration::from_secs(135)));
+    another.write(&store, false).await.expect("written");
+    assert_eq!(count(&store, TallyOf::All, TallySpan::Minute, Event::Waiting).await, [8, 10, 4]);
+    assert_eq!(count(&store, TallyOf::All, TallySpan::Minute, Event::Dead).await, [1, 1, 1]);
     store.close().await;
 }
 

@@ -98,6 +98,7 @@ impl House {
             guesses: postrider::http::guesses::Guesses::default(),
             key_guesses: postrider::http::guesses::Guesses::default(),
             tails: postrider::http::tail::Tails::default(),
+            standings: postrider::standing::Standings::default(),
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest,
             directory,
