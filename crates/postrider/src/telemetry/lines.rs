@@ -11,7 +11,8 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
-    thread::{self, JoinHandle},
+    thread,
+    time::{Duration, Instant},
 };
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -21,10 +22,11 @@ pub struct Lines {
     dropped: Arc<AtomicU64>,
 }
 
-/// Writes what is still queued when it is dropped.
+/// Writes what is still queued when it is dropped, unless that cannot be done: a log that nobody reads must not keep the
+/// process from ending.
 pub struct LinesGuard {
     queue: SyncSender<Sent>,
-    thread: Option<JoinHandle<()>>,
+    written: Receiver<()>,
 }
 
 enum Sent {
@@ -36,21 +38,27 @@ pub fn to(out: impl Write + Send + 'static, format: LogFormat) -> (Lines, LinesG
     let (queue, received) = sync_channel(QUEUE_MAX);
     let dropped = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&dropped);
-    let thread = thread::Builder::new()
+    let (done, written) = sync_channel(1);
+    thread::Builder::new()
         .name("log".to_owned())
-        .spawn(move || write_all(&received, &counted, out, format))
+        .spawn(move || {
+            write_all(&received, &counted, out, format);
+            let _ = done.send(());
+        })
         .expect("a process at its start can make a thread");
-    (Lines { queue: queue.clone(), dropped }, LinesGuard { queue, thread: Some(thread) })
+    (Lines { queue: queue.clone(), dropped }, LinesGuard { queue, written })
 }
 
 impl Drop for LinesGuard {
     fn drop(&mut self) {
-        let ended = self.queue.send(Sent::End).is_err();
-        if let Some(thread) = self.thread.take()
-            && !ended
-        {
-            let _ = thread.join();
+        let until = Instant::now() + END_MAX;
+        while let Err(TrySendError::Full(_)) = self.queue.try_send(Sent::End) {
+            if Instant::now() >= until {
+                return;
+            }
+            thread::sleep(END_AGAIN);
         }
+        let _ = self.written.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -110,6 +118,9 @@ fn write_all(received: &Receiver<Sent>, dropped: &AtomicU64, mut out: impl Write
 }
 
 const QUEUE_MAX: usize = 8192;
+/// How long the end waits for what is queued.
+const END_MAX: Duration = Duration::from_secs(2);
+const END_AGAIN: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
@@ -148,5 +159,17 @@ mod tests {
         let arrived = written.lines().filter(|line| *line == "line").count();
         assert!((QUEUE_MAX..QUEUE_MAX + 100).contains(&arrived), "{arrived}");
         assert!(written.contains("log lines dropped"));
+    }
+
+    #[test]
+    fn a_terminal_that_stays_stuck_does_not_keep_the_process_from_ending() {
+        let out = Slow::default();
+        let (lines, guard) = to(out.clone(), LogFormat::Text);
+        let _shut = out.gate.lock().expect("first");
+        for _ in 0..QUEUE_MAX + 100 {
+            lines.make_writer().write_all(b"line\n").expect("never fails");
+        }
+        // Returns, or the test hangs.
+        drop(guard);
     }
 }

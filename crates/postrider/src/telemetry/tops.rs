@@ -37,6 +37,8 @@ const IDLE_REVIEWS_MAX: u64 = 60;
 /// take it from one another every minute.
 const BUSIER: u64 = 2;
 
+const REVIEWS_PER_HOUR: usize = 60;
+
 /// Longer names of event types are not shown, so that a page of figures has a bound.
 const EVENT_TYPE_LEN_MAX: usize = 128;
 
@@ -255,6 +257,12 @@ impl<K: Eq + Hash + Clone> Top<K> {
         }
     }
 
+    /// How many names may make room for busier ones at once: all of them within an hour. Otherwise, who makes up names that
+    /// nobody has used before could have all of them replaced by the minute, and no collector forgets a name so soon.
+    fn changes_max(&self) -> usize {
+        self.names_max.div_ceil(REVIEWS_PER_HOUR)
+    }
+
     fn review(&self) {
         let rivals = std::mem::take(&mut *self.rivals.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rivals: Vec<(K, Rival)> = rivals.into_iter().collect();
@@ -265,8 +273,13 @@ impl<K: Eq + Hash + Clone> Top<K> {
             shown.iter().map(|(key, its)| (key.clone(), its.busy.swap(0, Relaxed))).collect();
         idlest.sort_by_key(|(_, busy)| *busy);
         let mut idlest = idlest.into_iter();
+        let mut changes = 0;
         for (key, rival) in rivals {
             if shown.len() >= self.names_max {
+                if changes >= self.changes_max() {
+                    break;
+                }
+                changes += 1;
                 let Some((weakest, busy)) = idlest.next() else { break };
                 if rival.busy <= busy.saturating_mul(BUSIER) {
                     break;
@@ -461,6 +474,23 @@ mod tests {
         assert!(series(&page, "postrider_application_messages_accepted_total").len() <= 11);
         let rivals = tops.event_types.rivals.lock().expect("nobody panicked").len();
         assert!(rivals <= 10, "what waits for room is bounded too: {rivals}");
+    }
+
+    #[test]
+    fn names_that_are_made_up_by_the_minute_replace_the_others_slowly() {
+        let tops = tops(60);
+        let mut seen = std::collections::BTreeSet::new();
+        for minute in 0..60 {
+            for number in 0..200 {
+                let name = format!("made.up.{minute}.{number}");
+                tops.attempt(whose(minute * 1_000 + number, &name), Class::Delivered, Duration::from_millis(3));
+            }
+            tops.review();
+            let page = tops.render();
+            let lines = series(&page, "postrider_event_type_attempts_total");
+            seen.extend(lines.iter().filter_map(|line| Some(line.split_once('}')?.0.to_owned())));
+        }
+        assert!(seen.len() <= 60 + 60 + 1, "{} names within an hour", seen.len());
     }
 
     #[test]

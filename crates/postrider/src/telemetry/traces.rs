@@ -227,9 +227,14 @@ async fn export_all(mut spans: mpsc::Receiver<SpanData>, exporter: SpanExporter,
                 () = finish.notified() => is_last = true,
             }
         }
-        if !is_last && batch.len() < BATCH_MAX {
+        // Taken as they come: whoever waits without taking lets the queue run over.
+        let gathered = sleep(GATHER);
+        tokio::pin!(gathered);
+        while !is_last && batch.len() < BATCH_MAX {
+            let room = BATCH_MAX - batch.len();
             tokio::select! {
-                () = sleep(GATHER) => {}
+                got = spans.recv_many(&mut batch, room) => if got == 0 { break },
+                () = &mut gathered => break,
                 () = finish.notified() => is_last = true,
             }
         }
