@@ -330,6 +330,18 @@ pub enum DeliveryState {
     },
 }
 
+impl DeliveryState {
+    pub fn kind(self) -> StateKind {
+        match self {
+            Self::Pending { .. } => StateKind::Pending,
+            Self::Sending { .. } => StateKind::Sending,
+            Self::Delivered => StateKind::Delivered,
+            Self::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
+            Self::Dead { .. } => StateKind::Dead,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub success: u64,
@@ -568,6 +580,47 @@ pub struct MessageFilter {
     pub after: Option<Timestamp>,
     /// Exclusive.
     pub before: Option<Timestamp>,
+}
+
+/// What to look for among an application's messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    pub filter: MessageFilter,
+    /// Owed to this one.
+    pub endpoint: Option<EndpointKey>,
+    /// That stand so with the endpoint, or with any if none is named. Empty: however they stand.
+    pub states: Vec<StateKind>,
+    /// Only what is older than this one.
+    pub past: Option<MessageKey>,
+    /// How many to find at most.
+    pub limit: usize,
+    /// How many to look at at most.
+    pub look_max: usize,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Searched {
+    /// Each with how it stands with the endpoints it is owed to, in the order of their keys; only with the one that was asked
+    /// for, if one was.
+    pub found: Vec<(Message, Vec<(EndpointKey, DeliveryState)>)>,
+    /// The last message that was looked at, if there may be more behind it.
+    pub until: Option<MessageKey>,
+}
+
+impl Search {
+    /// The endpoints of a message that this is about, or `None` if it is not about that message.
+    pub fn concerned(&self, owed: &[EndpointKey]) -> Option<Vec<EndpointKey>> {
+        let mut concerned: Vec<EndpointKey> =
+            owed.iter().copied().filter(|key| self.endpoint.is_none_or(|wanted| wanted == *key)).collect();
+        concerned.sort_unstable();
+        (self.endpoint.is_none() || !concerned.is_empty()).then_some(concerned)
+    }
+
+    /// Whether a message is found that stands so.
+    pub fn finds(&self, states: &[(EndpointKey, DeliveryState)]) -> bool {
+        self.states.is_empty() || states.iter().any(|(_, state)| self.states.contains(&state.kind()))
+    }
 }
 
 /// Which attempts to list.

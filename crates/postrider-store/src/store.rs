@@ -208,6 +208,9 @@ pub trait Store: Send + Sync + 'static {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError>;
+    /// The messages of an application that fit, newest first. Looks at no more than `look_max` of them, and says how far it
+    /// came, so that whoever looks for something rare is answered in time, and can go on.
+    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError>;
     /// Counts deliveries by the time their message was accepted.
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError>;
 
@@ -276,6 +279,8 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets some of what is past its time. True while there is more to do.
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError>;
 
+    /// The nodes that share this store, in the order in which they came. None, if it is never shared.
+    async fn nodes(&self) -> Result<Vec<Node>, StoreError>;
     /// How much lies in these shards. Takes as long as there is much.
     async fn counts(&self, shards: Shards) -> Result<Counts, StoreError>;
     /// False once it was closed, or if a part of it has died, so that it will never answer again.
@@ -336,6 +341,22 @@ pub const IDEMPOTENCY_MEMORY: Duration = Duration::from_hours(24);
 pub struct Counts {
     pub waiting: u64,
     pub dead: u64,
+}
+
+/// A node, as the others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub id: i64,
+    pub name: String,
+    pub started_at: Option<Timestamp>,
+    /// Its lease is not over.
+    pub alive: bool,
+    pub lease_until: Option<Timestamp>,
+    pub retiring: bool,
+    /// How many it has.
+    pub shards: usize,
+    /// It is the one that was asked.
+    pub is_self: bool,
 }
 
 /// What was done to the tables, by version. Nothing, if both are the same.

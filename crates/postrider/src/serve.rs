@@ -244,6 +244,12 @@ impl Server {
             relaying.spawn(Relay::new(outbox, ca_pem, Arc::clone(&desk), system_rng()?).run(stopped.clone()));
         }
 
+        let (listens, data) = (address.to_string(), settings.data.display().to_string());
+        let in_effect = settings.in_effect.into_iter().map(|setting| {
+            let setting = setting.came_to("listen", &listens).came_to("data", &data);
+            setting.came_to("node_name", &settings.node_name)
+        });
+        let in_effect = in_effect.collect();
         let api = Arc::new(Api {
             guesses: http::guesses::Guesses::default(),
             key_guesses: http::guesses::Guesses::default(),
@@ -268,6 +274,9 @@ impl Server {
                 https_only: settings.https_only,
                 default_signature_type: settings.default_signature_type,
                 rules,
+                node_name: settings.node_name.clone(),
+                started_at: clock::now(),
+                in_effect,
             },
         });
         let router = dashboard::over(

@@ -94,7 +94,7 @@ fn needed(operation: &str) -> Option<Scope> {
     match (resource, verb) {
         ("health", _) | ("schedule", _) | ("preset", _) => None,
         ("endpoint", "public-keys") | ("authentication", "whoami" | "logout") => None,
-        ("api-key" | "audit" | "token" | "alert", _) => Some(Scope::Admin),
+        ("api-key" | "audit" | "token" | "alert" | "settings", _) => Some(Scope::Admin),
         ("authentication", _) => Some(Scope::Manage),
         ("message", "create") => Some(Scope::Ingest),
         ("endpoint", "recover" | "replay-missing" | "bulk-replay" | "send-example") => Some(Scope::Replay),
@@ -102,7 +102,8 @@ fn needed(operation: &str) -> Option<Scope> {
         ("background-task", "cancel") => Some(Scope::Replay),
         ("endpoint", "get-secret") | ("operational-webhook", "endpoint.get-secret") => Some(Scope::Manage),
         ("operational-webhook", "endpoint.list" | "endpoint.get" | "endpoint.get-headers") => Some(Scope::Read),
-        ("statistics", _) | (_, "list" | "get" | "count" | "tail") => Some(Scope::Read),
+        ("application", "preview-schedule") => Some(Scope::Read),
+        ("statistics", _) | (_, "list" | "get" | "count" | "tail" | "search") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),
         (_, _) => Some(Scope::Manage),
     }

@@ -17,18 +17,33 @@ on_both_stores! {
     async
     nobody_sees_a_page_without_signing_in,
     a_failed_delivery_can_be_understood_and_sent_again,
+    some_dead_letters_are_sent_again_at_once,
+    messages_are_found_by_how_they_stand,
     a_form_that_is_not_ours_does_nothing,
     a_token_for_one_application_leads_nowhere_else,
+    pages_show_what_one_may_do_and_no_more,
     what_was_stored_is_shown_as_text,
     a_customer_adds_changes_and_deletes_an_endpoint,
     what_was_done_is_counted_and_drawn,
     tasks_and_keys_are_seen_and_ended,
+    nodes_and_settings_are_shown_to_operators,
+    a_schedule_is_drawn_over_what_the_application_says,
     a_test_alert_tells_how_it_went,
 }
 
 /// What whoever runs it sees.
-const OF_ALL: [&str; 8] =
-    ["/overview", "/apps", "/event-types", "/tasks", "/schedule", "/alerts", "/api-keys", "/audit"];
+const OF_ALL: [&str; 10] = [
+    "/overview",
+    "/apps",
+    "/event-types",
+    "/tasks",
+    "/schedule",
+    "/alerts",
+    "/nodes",
+    "/settings",
+    "/api-keys",
+    "/audit",
+];
 
 /// A browser without JavaScript.
 struct Visitor {
@@ -204,6 +219,112 @@ async fn a_failed_delivery_can_be_understood_and_sent_again(store: StoreKind) {
     assert_eq!(unknown.status, 404);
 }
 
+async fn some_dead_letters_are_sent_again_at_once(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let answer = |status| Answer::Full { status, headers: Vec::new(), body: Bytes::new() };
+    let mut messages = Vec::new();
+    for path in ["/shop", "/gone"] {
+        visitor.world.receiver.always(path, answer(500));
+        let types = json!({"retryPolicy": hasty(1), "channels": [&path[1..]]});
+        visitor.world.endpoint(path, types).await;
+        for _ in 0..2 {
+            let message = visitor.world.send_with("order.paid", json!({"channels": [&path[1..]]})).await;
+            assert_eq!(visitor.world.end(&message, &path[1..]).await.0, "fail");
+            messages.push(message);
+        }
+    }
+    visitor.world.receiver.always("/shop", answer(200));
+    let mut ids = Vec::new();
+    for endpoint in ["shop", "gone"] {
+        ids.push(visitor.world.get(&format!("endpoint/{endpoint}")).await["id"].as_str().expect("an id").to_owned());
+    }
+    visitor.world.call(Method::DELETE, "endpoint/gone", Value::Null).await;
+    let list = visitor.see(&visitor.page("/dead-letters")).await;
+    let (csrf, boxes) = (list.csrf().to_owned(), list.text.matches(r#"name="letter""#).count());
+    assert_eq!((boxes, list.text.matches(" checked").count()), (4, 0), "{}", list.text);
+    let (_, rest) = list.text.split_once(r#"<a href=""#).expect("links");
+    assert!(rest.contains("tick=all"), "a way to choose all without JavaScript");
+    let ticked = visitor.see(&visitor.page("/dead-letters?tick=all")).await;
+    assert_eq!(ticked.text.matches(" checked").count(), 4);
+
+    let deed = visitor.page("/dead-letters/replay-selected");
+    assert_eq!(visitor.send(&deed, &[("csrf", &csrf)]).await.status, 400, "nothing is ticked");
+    let chosen = |message: usize, endpoint: usize| format!("{} {}", messages[message], ids[endpoint]);
+    let (first, gone) = (chosen(0, 0), chosen(2, 1));
+    // The same one twice is one; what was never there is told by name.
+    let fields =
+        [("csrf", &*csrf), ("letter", &*first), ("letter", &*first), ("letter", &*gone), ("letter", "msg_x ep_x")];
+    let done = visitor.send(&deed, &fields).await;
+    assert!(done.status == 200 && done.text.contains("1 of 3 put on their way again"), "{}", done.text);
+    assert!(done.text.contains("nowhere to send it") && done.text.contains(&messages[2]), "{}", done.text);
+    assert!(done.text.contains("msg_x"), "{}", done.text);
+    assert_eq!(visitor.world.end(&messages[0], "shop").await.0, "success");
+    assert_eq!(visitor.world.end(&messages[1], "shop").await.0, "fail", "it was not ticked");
+    let again = visitor.send(&deed, &[("csrf", &csrf), ("letter", &first)]).await;
+    assert!(again.text.contains("0 of 1") && again.text.contains("had been put on their way before"), "{}", again.text);
+    let forged = visitor.send(&deed, &[("csrf", "forged"), ("letter", &chosen(1, 0))]).await;
+    assert_eq!(forged.status, 403);
+
+    let access = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &json!({"readOnly": true})).await;
+    let token = access["token"].as_str().expect("a token").to_owned();
+    visitor.sign_in(&token).await;
+    let csrf = visitor.see(&visitor.page("")).await.csrf().to_owned();
+    assert_eq!(visitor.send(&deed, &[("csrf", &csrf), ("letter", &chosen(1, 0))]).await.status, 403);
+    assert_eq!(visitor.world.status(&messages[1], "shop").await.expect("a status"), "fail");
+}
+
+async fn messages_are_found_by_how_they_stand(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    assert!(visitor.see(&visitor.page("/messages")).await.text.contains("There are none yet"));
+    for (path, status) in [("/shop", 200), ("/down", 500)] {
+        visitor.world.receiver.always(path, Answer::Full { status, headers: Vec::new(), body: Bytes::new() });
+        visitor.world.endpoint(path, json!({"retryPolicy": hasty(1), "channels": [&path[1..]]})).await;
+    }
+    let mut sent = Vec::new();
+    for (channel, tag, status) in [("shop", "a", "success"), ("down", "a", "fail"), ("down", "b", "fail")] {
+        let message = visitor.world.send_with("order.paid", json!({"channels": [channel], "tags": [tag]})).await;
+        assert_eq!(visitor.world.end(&message, channel).await.0, status);
+        sent.push(message);
+    }
+    for (query, expected) in [
+        ("", &[0, 1, 2][..]),
+        ("status=0", &[0]),
+        ("status=2", &[1, 2]),
+        ("status=4", &[]),
+        ("endpoint=down", &[1, 2]),
+        ("endpoint=shop&status=2", &[]),
+        ("endpoint=down&status=2&tag=b", &[2]),
+        ("from=2026-01-01T00:00&type=order.paid", &[0, 1, 2]),
+        ("to=2026-01-01T00:00", &[]),
+        ("status=2&tag=a", &[1]),
+    ] {
+        let page = visitor.see(&visitor.page(&format!("/messages?{query}"))).await;
+        assert_eq!(page.status, 200, "{}", page.text);
+        for (number, message) in sent.iter().enumerate() {
+            assert_eq!(page.text.contains(message), expected.contains(&number), "{query} {number}: {}", page.text);
+        }
+    }
+    let page = visitor.see(&visitor.page("/messages?status=2")).await;
+    assert!(page.text.contains(r#"<option value="2" selected>"#), "what was asked for is there again: {}", page.text);
+    for (query, words) in [("endpoint=nobody", "no such endpoint"), ("from=yesterday", "after"), ("status=9", "status")]
+    {
+        let page = visitor.see(&visitor.page(&format!("/messages?{query}"))).await;
+        let fault =
+            page.text.split_once(r#"role="alert">"#).map_or("", |(_, rest)| rest.split('<').next().unwrap_or(""));
+        assert!(page.status == 200 && fault.contains(words), "{query}: {}", page.text);
+    }
+    let found = visitor.world.get("message-search?status=2&limit=1").await;
+    assert_eq!((&found["data"][0]["id"], &found["done"]), (&json!(sent[2]), &json!(false)), "{found}");
+    assert_eq!(found["data"][0]["statuses"], json!({"fail": 1}));
+    let iterator = found["iterator"].as_str().expect("where to go on");
+    let found = visitor.world.get(&format!("message-search?status=2&iterator={iterator}")).await;
+    assert_eq!((&found["data"][0]["id"], &found["done"]), (&json!(sent[1]), &json!(true)), "{found}");
+}
+
 async fn a_form_that_is_not_ours_does_nothing(store: StoreKind) {
     let mut visitor = Visitor::arrive(store).await;
     let token = visitor.token();
@@ -248,6 +369,80 @@ async fn a_token_for_one_application_leads_nowhere_else(store: StoreKind) {
     let pause = visitor.page(&format!("/endpoints/{endpoint}/pause"));
     assert_eq!(visitor.send(&pause, &[("csrf", &csrf)]).await.status, 404);
     assert_eq!(visitor.world.get("endpoint/shop").await["disabled"], false);
+}
+
+async fn pages_show_what_one_may_do_and_no_more(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    visitor.world.receiver.always("/shop", Answer::Full { status: 500, headers: Vec::new(), body: Bytes::new() });
+    visitor.world.endpoint("/shop", json!({"retryPolicy": hasty(1)})).await;
+    let message = visitor.world.send("order.paid").await;
+    assert_eq!(visitor.world.end(&message, "shop").await.0, "fail");
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let own = [
+        String::new(),
+        format!("/endpoints/{endpoint}"),
+        format!("/endpoints/{endpoint}/schedule"),
+        "/messages".to_owned(),
+        format!("/messages/{message}"),
+        "/dead-letters".to_owned(),
+    ];
+    let pages: Vec<String> = own.iter().map(|rest| visitor.page(rest)).collect();
+    let access = "/api/v1/auth/app-portal-access/acme";
+    let wanted = json!({"name": "screen", "scopes": ["read"]});
+    let key =
+        visitor.world.client.create("/api/v1/api-key", &wanted).await["token"].as_str().expect("a key").to_owned();
+    let portal = visitor.world.client.create(access, &json!({"readOnly": true})).await["token"].clone();
+    for (token, who, others) in
+        [(key, "API key screen", &OF_ALL[..7]), (portal.as_str().expect("it").to_owned(), "Acme", &[][..])]
+    {
+        visitor.sign_in(&token).await;
+        for path in pages.iter().map(String::as_str).chain(others.iter().copied()) {
+            let page = visitor.see(path).await;
+            assert_eq!(page.status, 200, "{who} {path}: {}", page.text);
+            assert!(page.text.contains(who) && page.text.contains(">read-only<"), "{who} {path}: {}", page.text);
+            // The one form that changes something is the one that signs out.
+            let posts = page.text.matches(r#"method="post""#).count();
+            assert_eq!(posts, 1, "{who} {path}: {}", page.text);
+            for words in [
+                "formmethod",
+                "new-endpoint",
+                "/edit\"",
+                "/delete\"",
+                "/secret\"",
+                "dead-letters/replay",
+                "/api-keys",
+                "/audit",
+            ] {
+                assert!(!page.text.contains(words), "{who} {path} {words}: {}", page.text);
+            }
+        }
+        for rest in
+            ["/new-endpoint".to_owned(), format!("/endpoints/{endpoint}/edit"), format!("/endpoints/{endpoint}/delete")]
+        {
+            let page = visitor.see(&visitor.page(&rest)).await;
+            assert!(page.status == 403 && page.text.contains("You may not do that"), "{who} {rest}: {}", page.text);
+        }
+        let csrf = visitor.see(&pages[0]).await.csrf().to_owned();
+        for rest in [
+            format!("/endpoints/{endpoint}/pause"),
+            format!("/messages/{message}/cancel"),
+            "/dead-letters/replay".to_owned(),
+        ] {
+            let page = visitor.send(&visitor.page(&rest), &[("csrf", &csrf)]).await;
+            assert_eq!(page.status, 403, "{who} {rest}: {}", page.text);
+        }
+    }
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let page = visitor.see(&pages[1]).await;
+    assert!(page.text.contains("operator") && !page.text.contains(">read-only<"), "{}", page.text);
+    assert!(page.text.contains("/api-keys") && page.text.contains("/edit\""), "{}", page.text);
+    let wanted = json!({"capabilities": ["ViewBase", "CreateAttempts"]});
+    let portal = visitor.world.client.create(access, &wanted).await["token"].as_str().expect("it").to_owned();
+    visitor.sign_in(&portal).await;
+    let page = visitor.see(&pages[1]).await;
+    assert!(page.text.contains("/example") && !page.text.contains("/pause"), "{}", page.text);
+    assert!(!page.text.contains(">read-only<"), "{}", page.text);
 }
 
 /// The link's page itself is opened by a script; what that does is done here by hand.
@@ -367,6 +562,8 @@ async fn what_was_done_is_counted_and_drawn(store: StoreKind) {
     assert!(page.text.contains("0.0 %") && page.text.contains("0 delivered, 2 failed"), "{}", page.text);
     let page = visitor.see(&visitor.page(&format!("/endpoints/{endpoint}"))).await;
     assert!(page.text.contains("2 × 5xx"), "{}", page.text);
+    let page = visitor.see(&visitor.page("")).await;
+    assert!(page.text.contains("2 × 5xx") && page.text.contains("0 delivered, 2 failed"), "{}", page.text);
 }
 
 async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {
@@ -379,6 +576,25 @@ async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {
     let page = visitor.see("/tasks").await;
     assert!(page.text.contains(task["id"].as_str().expect("an id")) && page.text.contains("finished"), "{}", page.text);
     let csrf = page.csrf().to_owned();
+    // The contract's list of types is closed, and people want to see ours, too.
+    let (status, _) =
+        visitor.world.post("endpoint/shop/cancel-msgs", json!({"createdBefore": "2026-01-01T00:00:00Z"})).await;
+    assert_eq!(status, 204);
+    let mut called_back =
+        visitor.world.client.list("/api/v1/background-task?task=endpoint.cancel").await.expect("a list");
+    let canceled = called_back.remove(0);
+    visitor.world.post("endpoint/shop/pause", Value::Null).await;
+    let (status, started) = visitor.world.post("endpoint/shop/resume", json!({"deliver": "none"})).await;
+    let resumed = visitor.world.end_of_task((status, started)).await;
+    let page = visitor.see("/tasks").await;
+    for (task, words) in [(&canceled, "endpoint.cancel"), (&resumed, "endpoint.resume")] {
+        let id = task["id"].as_str().expect("an id");
+        assert!(page.text.contains(id) && page.text.contains(words), "{words}: {}", page.text);
+        let known: Value = visitor.world.client.get("/api/v1/background-task").await.expect("an answer");
+        let all: Value = visitor.world.client.get("/api/v1/background-task?task=all").await.expect("an answer");
+        let (known, all) = (known.to_string(), all.to_string());
+        assert!(!known.contains(id) && all.contains(id), "{known} {all}");
+    }
 
     let key = visitor.world.client.create("/api/v1/api-key", &json!({"name": "shop", "scopes": ["ingest"]})).await;
     let id = key["id"].as_str().expect("an id");
@@ -387,6 +603,62 @@ async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {
     assert_eq!((done.status, done.leads_to()), (303, "/api-keys?done=revoked"), "{}", done.text);
     assert!(visitor.see("/api-keys").await.text.contains("revoked"));
     assert!(visitor.see("/audit?operation=v1.api-key.revoke").await.text.contains(id));
+}
+
+async fn nodes_and_settings_are_shown_to_operators(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let page = visitor.see("/nodes").await;
+    assert!(page.text.contains("(this one)") && page.text.contains(">alive<"), "{}", page.text);
+    assert!(page.text.contains(env!("CARGO_PKG_VERSION")), "{}", page.text);
+    let nodes: Value = visitor.world.client.get("/api/v1/node").await.expect("an answer");
+    let of_all: u64 = nodes["data"].as_array().expect("a list").iter().filter_map(|node| node["shards"].as_u64()).sum();
+    assert_eq!((of_all, &nodes["shards"], &nodes["data"][0]["self"]), (256, &json!(256), &json!(true)), "{nodes}");
+
+    let page = visitor.see("/settings").await;
+    let address = visitor.world.server.address().to_string();
+    for words in ["retention_payloads", "90d", "allow_subnets", "127.0.0.0/8", "flag --listen", &address] {
+        assert!(page.text.contains(words), "{words}: {}", page.text);
+    }
+    let chosen = visitor.see("/settings?only=chosen").await;
+    assert!(chosen.text.contains("allow_subnets") && !chosen.text.contains("retention_payloads"), "{}", chosen.text);
+    if let StoreKind::Postgresql = store {
+        assert!(
+            page.text.contains(r#"<code>database_url</code></td>"#) && page.text.contains(">hidden<"),
+            "{}",
+            page.text
+        );
+        assert!(!page.text.contains("postgres://"), "{}", page.text);
+    }
+    let access = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &json!({})).await;
+    let token = access["token"].as_str().expect("a token").to_owned();
+    visitor.sign_in(&token).await;
+    for path in ["/nodes", "/settings"] {
+        assert_eq!(visitor.see(path).await.status, 403, "{path}");
+    }
+}
+
+async fn a_schedule_is_drawn_over_what_the_application_says(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    visitor.world.call(Method::PATCH, "", json!({"retryPolicy": {"maxAttempts": 4, "giveUpAfter": "2h"}})).await;
+    visitor.world.endpoint("/shop", json!({"retryPolicy": null})).await;
+    let endpoint = visitor.world.get("endpoint/shop").await["id"].as_str().expect("an id").to_owned();
+    let schedule = visitor.page(&format!("/endpoints/{endpoint}/schedule"));
+    let told = |page: &Page| {
+        let (_, rest) = page.text.split_once("<h2>").expect("what it comes to");
+        rest.split(';').next().expect("a sentence").to_owned()
+    };
+    assert_eq!(told(&visitor.see(&schedule).await), "At most 4 attempts within 2h");
+    let edited = visitor.see(&format!("{schedule}?edited=yes&time=1h")).await;
+    assert_eq!(told(&edited), "At most 4 attempts within 1h", "as it would be once it is saved");
+    let csrf = edited.csrf().to_owned();
+    assert_eq!(visitor.send(&schedule, &[("csrf", &csrf), ("time", "1h")]).await.status, 303);
+    assert_eq!(told(&visitor.see(&schedule).await), "At most 4 attempts within 1h");
+    let alone = visitor.see("/schedule?time=1h").await;
+    assert_ne!(told(&alone), "At most 4 attempts within 1h", "nobody's has no application");
 }
 
 async fn a_test_alert_tells_how_it_went(store: StoreKind) {
@@ -429,19 +701,32 @@ async fn the_portal_may_be_framed_by_named_sites_and_nothing_else_may() {
     assert_eq!(frames(&visitor.see("/portal").await), named);
     assert_eq!(frames(&visitor.see("/sign-in").await), nobody);
 
-    let token = made["token"].as_str().expect("a token");
-    let entered = visitor.send("/sign-in", &[("token", token)]).await;
-    let cookie = entered.headers["set-cookie"].to_str().expect("text").to_owned();
-    assert!(cookie.starts_with("__Host-") && cookie.contains("SameSite=None; Secure; Partitioned"), "{cookie}");
-    visitor.cookie = Some(cookie.split(';').next().expect("a pair").to_owned());
+    let cookies = |page: &Page| -> Vec<String> {
+        page.headers.get_all("set-cookie").iter().map(|one| one.to_str().expect("text").to_owned()).collect()
+    };
+    let pair = |cookie: &str| cookie.split(';').next().expect("a pair").to_owned();
+    let token = made["token"].as_str().expect("a token").to_owned();
+    let entered = visitor.send("/sign-in", &[("token", &token)]).await;
+    let [framed, ended] = &cookies(&entered)[..] else { panic!("one of each kind") };
+    assert!(framed.starts_with("__Host-postrider_portal=") && framed.contains("SameSite=None; Secure; Partitioned"));
+    assert!(ended.starts_with("__Host-postrider_session=;") && ended.contains("Max-Age=0"), "{ended}");
+    visitor.cookie = Some(pair(framed));
     let page = visitor.see(&visitor.page("")).await;
-    assert_eq!((page.status, frames(&page)), (200, named), "{}", page.text);
+    assert_eq!((page.status, frames(&page)), (200, named.clone()), "{}", page.text);
     let csrf = page.csrf().to_owned();
-    let left = visitor.send("/sign-out", &[("csrf", &csrf)]).await;
-    assert!(left.headers["set-cookie"].to_str().expect("text").contains("Partitioned"), "or it would stay there");
 
-    let token = visitor.token();
-    visitor.sign_in(&token).await;
+    let operator = visitor.token();
+    let entered = visitor.send("/sign-in", &[("token", &operator)]).await;
+    let [ended, plain] = &cookies(&entered)[..] else { panic!("one of each kind") };
+    assert!(ended.starts_with("__Host-postrider_portal=;") && ended.contains("Partitioned"), "or it would stay there");
+    assert!(plain.starts_with("__Host-postrider_session=") && plain.contains("SameSite=Strict; Secure"), "{plain}");
+    // A browser that kept both: what it sees is the portal, and signing out ends both.
+    visitor.cookie = Some(format!("{}; {}", pair(plain), pair(framed)));
+    assert_eq!(frames(&visitor.see(&visitor.page("")).await), named);
+    assert_eq!(visitor.see("/overview").await.status, 403);
+    let left = cookies(&visitor.send("/sign-out", &[("csrf", &csrf)]).await);
+    assert!(left.len() == 2 && left.iter().all(|one| one.contains("Max-Age=0")), "{left:?}");
+    visitor.cookie = Some(pair(plain));
     assert_eq!(frames(&visitor.see("/overview").await), nobody);
     assert_eq!(frames(&visitor.see(&visitor.page("")).await), nobody);
 }

@@ -419,6 +419,10 @@ impl Store for SimStore {
         self.node.read(|state| history::messages_of_endpoint(&state.tables, lane, &filter, &states, &page)).await
     }
 
+    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError> {
+        self.node.read(|state| history::search(&state.tables, app, &search)).await
+    }
+
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
         self.node.read(|state| history::stats(&state.tables, endpoint, since, until)).await
     }
@@ -536,6 +540,14 @@ impl Store for SimStore {
 
     async fn tidy(&self, now: Timestamp, retention: Retention) -> Result<bool, StoreError> {
         self.node.turn(move |batch| tidy::tidy(batch, now, retention)).await
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+        let (kind, own, now) = (self.node.kind(), self.tenure(), self.node.base.clock.now());
+        match kind {
+            Kind::Alone => Ok(Vec::new()),
+            Kind::Many => self.node.read(|state| leases::nodes(&state.cluster, own, now)).await,
+        }
     }
 
     async fn counts(&self, shards: Shards) -> Result<Counts, StoreError> {

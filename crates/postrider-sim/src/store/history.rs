@@ -11,7 +11,7 @@ use postrider_engine::{
 };
 use postrider_store::{
     Attempt, AttemptFilter, AttemptsOf, By, Content, DeadFilter, DeadKey, DeadLetter, DeliveryState, Message,
-    MessageFilter, Page, StateKind, Stats,
+    MessageFilter, Page, Search, Searched, StateKind, Stats,
 };
 use std::collections::BTreeMap;
 
@@ -59,6 +59,27 @@ pub fn messages_of_endpoint(
     };
     let found = on_page(&tables.messages, page, is_shown);
     found.into_iter().map(|(_, row)| (row.message(), state(tables, row, endpoint))).collect()
+}
+
+pub fn search(tables: &Tables, app: AppKey, search: &Search) -> Searched {
+    let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
+    for (key, row) in tables.messages.iter().rev().filter(|(_, row)| row.app == app) {
+        if !is_in_time(&search.filter, key.raw()) || search.past.is_some_and(|past| *key >= past) {
+            continue;
+        }
+        if found.len() == search.limit || looked == search.look_max {
+            return Searched { found, until: last };
+        }
+        (looked, last) = (looked + 1, Some(*key));
+        let Some(concerned) = search.concerned(&row.owed).filter(|_| has_wanted(&search.filter, &row.content)) else {
+            continue;
+        };
+        let states: Vec<_> = concerned.into_iter().map(|endpoint| (endpoint, state(tables, row, endpoint))).collect();
+        if search.finds(&states) {
+            found.push((row.message(), states));
+        }
+    }
+    Searched { found, until: None }
 }
 
 pub fn kind(state: DeliveryState) -> StateKind {

@@ -89,6 +89,21 @@ impl View {
     }
 }
 
+/// How the nodes stand, as people are told.
+pub fn nodes(cluster: &Cluster, own: Tenure, now: Timestamp) -> Vec<postrider_store::Node> {
+    let seen = cluster.nodes.iter().map(|(tenure, row)| postrider_store::Node {
+        id: tenure.0,
+        name: format!("node {}", row.number),
+        started_at: None,
+        alive: !is_over(cluster, *tenure, true, now),
+        lease_until: cluster.leases.get(tenure).copied(),
+        retiring: row.retiring,
+        shards: cluster.owned_by(Some(*tenure)).len(),
+        is_self: *tenure == own,
+    });
+    seen.collect()
+}
+
 pub fn is_over(cluster: &Cluster, tenure: Tenure, sure: bool, now: Timestamp) -> bool {
     let early = if planted(Bug::BuriedTooSoon) { Duration::from_secs(2) } else { Duration::ZERO };
     cluster.leases.get(&tenure).is_none_or(|until| sure && *until < now.plus(early))

@@ -239,6 +239,74 @@ pub async fn messages_of_an_endpoint_are_listed_with_their_states<H: Harness>() 
     }
 }
 
+pub async fn a_search_finds_by_state_and_endpoint<H: Harness>() {
+    let stage = Stage::<H>::set_with(Grain::Fine, 2).await;
+    let messages = stage.accept_many(5, START).await;
+    let ids: Vec<_> = messages.iter().map(|message| stage.first(*message)).collect();
+    let elsewhere = NewMessage { owed: vec![stage.endpoints[1]], ..stage.message(at(HOUR)) };
+    let elsewhere = accept(stage.store(), elsewhere).await;
+    let to_nobody = NewMessage { owed: Vec::new(), ..stage.message(at(2 * HOUR)) };
+    let to_nobody = accept(stage.store(), to_nobody).await;
+    accept(stage.store(), message(add_application(stage.store(), None).await.key, at(HOUR))).await;
+    settle(stage.store(), vec![failed(ids[1], at(1), at(7)), delivered(ids[2], at(1)), refused(ids[3], at(1))]).await;
+    let all = [&messages[..], &[elsewhere, to_nobody]].concat();
+    let [one, other] = [stage.endpoints[0], stage.endpoints[1]];
+    for (endpoint, states, expected) in [
+        (None, vec![], vec![6, 5, 4, 3, 2, 1, 0]),
+        (None, vec![StateKind::Dead], vec![3]),
+        (None, vec![StateKind::Sending, StateKind::Delivered], vec![2, 1]),
+        (None, vec![StateKind::Pending], vec![5, 4, 3, 2, 1, 0]),
+        (None, vec![StateKind::Cancelled], vec![]),
+        (Some(one), vec![], vec![4, 3, 2, 1, 0]),
+        (Some(one), vec![StateKind::Pending], vec![4, 0]),
+        (Some(other), vec![StateKind::Dead], vec![]),
+        (Some(other), vec![StateKind::Pending], vec![5, 4, 3, 2, 1, 0]),
+    ] {
+        let search = Search { endpoint, states: states.clone(), limit: 50, look_max: 50, ..Search::default() };
+        let searched = stage.store().search(stage.app, search).await.unwrap();
+        let found: Vec<_> = searched.found.iter().map(|(message, _)| message.key).collect();
+        let expected: Vec<_> = expected.into_iter().map(|index: usize| all[index]).collect();
+        assert_eq!((found, searched.until), (expected, None), "{endpoint:?} {states:?}");
+        for (message, found) in searched.found {
+            let known = stage.store().deliveries(message.key).await.unwrap();
+            let known: Vec<_> = known.into_iter().filter(|(key, _)| endpoint.is_none_or(|it| it == *key)).collect();
+            assert_eq!(found, known);
+        }
+    }
+}
+
+pub async fn a_search_says_how_far_it_looked<H: Harness>() {
+    let stage = Stage::<H>::set_with(Grain::Fine, 1).await;
+    let mut rare = Vec::new();
+    for hour in 0..23 {
+        let tags = if hour % 10 == 0 { vec!["rare".to_owned()] } else { Vec::new() };
+        let content = Content { tags, ..content(b"{}") };
+        let key = accept(stage.store(), NewMessage { content, ..stage.message(at(hour * HOUR)) }).await;
+        rare.extend((hour % 10 == 0).then_some(key));
+    }
+    rare.reverse();
+    let filter = MessageFilter { tag: Some("rare".to_owned()), ..MessageFilter::default() };
+    for (limit, look_max) in [(50, 50), (1, 50), (2, 4), (50, 1), (50, 23)] {
+        let mut search = Search { filter: filter.clone(), limit, look_max, ..Search::default() };
+        let (mut found, mut looks) = (Vec::new(), 0);
+        loop {
+            let searched = stage.store().search(stage.app, search.clone()).await.unwrap();
+            assert!(searched.found.len() <= limit);
+            found.extend(searched.found.into_iter().map(|(message, _)| message.key));
+            looks += 1;
+            let Some(until) = searched.until else { break };
+            assert!(search.past.is_none_or(|past| until < past), "it goes on");
+            search.past = Some(until);
+        }
+        assert_eq!(found, rare, "{limit} {look_max}");
+        assert!(looks >= 23 / look_max, "it looked at no more than it was allowed to: {looks}");
+    }
+    let within = MessageFilter { after: Some(at(5 * HOUR)), before: Some(at(15 * HOUR)), ..filter };
+    let search = Search { filter: within, limit: 50, look_max: 50, ..Search::default() };
+    let searched = stage.store().search(stage.app, search).await.unwrap();
+    assert_eq!(searched.found.into_iter().map(|(message, _)| message.key).collect::<Vec<_>>(), [rare[1]]);
+}
+
 pub async fn a_message_belongs_to_its_application<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     let message = stage.accept(START).await;

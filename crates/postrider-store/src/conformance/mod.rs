@@ -104,6 +104,7 @@ macro_rules! conformance {
                 every_delivery_is_counted_exactly_once
             }
             reopening {
+                a_node_sees_itself_among_the_others
                 a_crash_after_accept_loses_no_delivery
                 a_clean_stop_loses_no_delivery
                 after_a_crash_only_the_unsettled_come_back
@@ -184,6 +185,8 @@ macro_rules! conformance {
                 attempts_are_paged_both_ways
                 attempts_are_filtered
                 messages_of_an_endpoint_are_listed_with_their_states
+                a_search_finds_by_state_and_endpoint
+                a_search_says_how_far_it_looked
                 a_message_belongs_to_its_application
                 statistics_look_at_the_time_of_acceptance
                 an_expunged_payload_is_gone_for_good

@@ -8,6 +8,21 @@ use postrider_engine::{
 };
 use std::time::Duration;
 
+/// Where a store is shared; one that never is names none.
+pub async fn a_node_sees_itself_among_the_others<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let nodes = stage.store().nodes().await.unwrap();
+    let own: Vec<&Node> = nodes.iter().filter(|node| node.is_self).collect();
+    match own[..] {
+        [] => assert_eq!(nodes, []),
+        [own] => {
+            assert_eq!((own.id, own.alive, own.retiring), (stage.store().tenure().0, true, false));
+            assert_eq!(nodes.iter().map(|node| node.shards).sum::<usize>(), Shards::ALL.len());
+        }
+        _ => panic!("there are two of it: {nodes:?}"),
+    }
+}
+
 pub async fn a_crash_after_accept_loses_no_delivery<H: Harness>() {
     let stage = Stage::<H>::set(2).await;
     let messages = stage.accept_many(3, START).await;

@@ -6,8 +6,8 @@
 
 use super::{Db, Result, count, one, recover, row, rows, settings::limit, small};
 use crate::{
-    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, DeliveryState, Message, MessageFilter, Order, Page,
-    StateKind, Stats,
+    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Cut, DeliveryState, Message, MessageFilter, Order, Page,
+    Search, Searched, StateKind, Stats,
     rows::{
         codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_code, trigger_of},
         extra::{Extra, content},
@@ -359,21 +359,60 @@ pub async fn messages_of_endpoint(
     while !walk.ended && found.len() < page.limit {
         let pairs: Vec<_> = walk.go_on(db, step).await?.into_iter().map(|message| (message, endpoint)).collect();
         let states = pairs.iter().map(|(message, _)| *message).zip(states(db, &pairs).await?);
-        found.extend(states.filter(|(_, state)| kinds.is_empty() || kinds.contains(&kind(*state))));
+        found.extend(states.filter(|(_, state)| kinds.is_empty() || kinds.contains(&state.kind())));
     }
     found.truncate(page.limit);
     let (keys, states): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     Ok(in_list_order(page, read_messages(db, &keys).await?.into_iter().zip(states).collect()))
 }
 
-fn kind(state: DeliveryState) -> StateKind {
-    match state {
-        DeliveryState::Pending { .. } => StateKind::Pending,
-        DeliveryState::Sending { .. } => StateKind::Sending,
-        DeliveryState::Delivered => StateKind::Delivered,
-        DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
-        DeliveryState::Dead { .. } => StateKind::Dead,
+pub async fn search(db: &Db, app: AppKey, search: &Search) -> Result<Searched> {
+    let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
+    let mut span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
+    let (mut found, mut looked) = (Vec::new(), 0);
+    let sql = "SELECT key, event_type, owed, extra FROM message
+               WHERE app = $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4";
+    while looked < search.look_max {
+        let step = SIFT_STEP.min(search.look_max - looked);
+        let stretch = rows(db, sql, &[&app.raw(), &span.low, &span.high, &limit(step)]).await?;
+        looked += stretch.len();
+        let mut pairs = Vec::new();
+        let mut concerning = Vec::new();
+        for row in &stretch {
+            let key = MessageKey::new(row.get("key"));
+            span.high = key.raw();
+            let owed: Vec<EndpointKey> = row.get::<_, Vec<i64>>("owed").into_iter().map(EndpointKey::new).collect();
+            if let (Some(concerned), true) = (search.concerned(&owed), wanted(&search.filter, row)?) {
+                pairs.extend(concerned.iter().map(|endpoint| (key, *endpoint)));
+                concerning.push((key, concerned));
+            }
+        }
+        let mut states = states(db, &pairs).await?.into_iter();
+        for (key, concerned) in concerning {
+            let stand: Vec<_> = concerned.into_iter().zip(states.by_ref()).collect();
+            if search.finds(&stand) {
+                found.push((key, stand));
+            }
+        }
+        if found.len() >= search.limit {
+            found.truncate(search.limit);
+            let until = found.last().map(|(key, _)| *key);
+            return searched(db, found, until).await;
+        }
+        if stretch.len() < step {
+            return searched(db, found, None).await;
+        }
     }
+    searched(db, found, Some(MessageKey::new(span.high))).await
+}
+
+async fn searched(
+    db: &Db,
+    found: Vec<(MessageKey, Vec<(EndpointKey, DeliveryState)>)>,
+    until: Option<MessageKey>,
+) -> Result<Searched> {
+    let (keys, states): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    Ok(Searched { found: read_messages(db, &keys).await?.into_iter().zip(states).collect(), until })
 }
 
 /// A success once is a success for good; otherwise what waits counts, then what is dead.

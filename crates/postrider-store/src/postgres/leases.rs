@@ -18,7 +18,7 @@ use super::{
     row, rows,
 };
 use crate::{
-    Committed,
+    Committed, Node,
     rows::minter::NODES,
     shards::{Shard, Shards, Tenure},
     step,
@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{sync::oneshot, task::JoinHandle};
-use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, types::ToSql};
 
 /// The greatest key that any node has used.
 pub async fn greatest_key(db: &Db) -> Result<i64> {
@@ -41,6 +41,28 @@ pub async fn greatest_key(db: &Db) -> Result<i64> {
 pub async fn now(db: &Db) -> Result<Timestamp> {
     let found = one(db, "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
     Ok(Timestamp::from_millis(found.get(0)))
+}
+
+/// How the nodes stand, as people are told.
+pub async fn nodes(db: &Db, own: Tenure) -> Result<Vec<Node>> {
+    let sql = "
+        SELECT node.id, node.name, node.retiring,
+            (extract(epoch FROM node.started_at) * 1000)::bigint AS started_at,
+            (extract(epoch FROM lease.until) * 1000)::bigint AS lease_until,
+            coalesce(lease.until > clock_timestamp(), false) AS alive,
+            (SELECT count(*) FROM shard WHERE shard.node = node.id) AS shards
+        FROM node LEFT JOIN lease ON lease.node = node.id ORDER BY node.id";
+    let node = |row: &Row| Node {
+        id: row.get("id"),
+        name: row.get("name"),
+        started_at: Some(Timestamp::from_millis(row.get("started_at"))),
+        alive: row.get("alive"),
+        lease_until: row.get::<_, Option<i64>>("lease_until").map(Timestamp::from_millis),
+        retiring: row.get("retiring"),
+        shards: usize::try_from(row.get::<_, i64>("shards")).unwrap_or(0),
+        is_self: row.get::<_, i64>("id") == own.0,
+    };
+    Ok(rows(db, sql, &[]).await?.iter().map(node).collect())
 }
 
 pub struct Joined {

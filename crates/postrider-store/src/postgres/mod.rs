@@ -575,6 +575,10 @@ impl Store for PostgresStore {
             .await
     }
 
+    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError> {
+        self.searchers.snapshot(move |db| Box::pin(async move { history::search(db, app, &search).await })).await
+    }
+
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
         self.searchers
             .snapshot(move |db| Box::pin(async move { history::stats(db, endpoint, (since, until)).await }))
@@ -709,6 +713,11 @@ impl Store for PostgresStore {
             return Ok(more);
         };
         Ok(more | turn!(self, [], |turn| tidy::discard(turn, piece).await)?)
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+        let own = self.tenure();
+        look!(self.readers, |db| leases::nodes(db, own).await)
     }
 
     async fn counts(&self, shards: Shards) -> Result<Counts, StoreError> {

@@ -5,8 +5,8 @@ use super::{
     pieces::{Piece, first_key_at, piece_of, time_of_key},
 };
 use crate::{
-    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, DeliveryState, Message, MessageFilter, Order, Page,
-    StateKind, Stats,
+    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, Cut, DeliveryState, Message, MessageFilter, Order,
+    Page, Search, Searched, StateKind, Stats,
     rows::{
         codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
         extra::content,
@@ -274,7 +274,7 @@ pub fn messages_of_endpoint(
             return Ok(ControlFlow::Continue(()));
         };
         let state = state(connection, piece, message.key, endpoint)?;
-        if states.is_empty() || states.contains(&kind(state)) {
+        if states.is_empty() || states.contains(&state.kind()) {
             found.push((message, state));
         }
         Ok(if found.len() == page.limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -282,14 +282,38 @@ pub fn messages_of_endpoint(
     Ok(in_list_order(page, found))
 }
 
-fn kind(state: DeliveryState) -> StateKind {
-    match state {
-        DeliveryState::Pending { .. } => StateKind::Pending,
-        DeliveryState::Sending { .. } => StateKind::Sending,
-        DeliveryState::Delivered => StateKind::Delivered,
-        DeliveryState::Dead { reason: DeathReason::Cancelled, .. } => StateKind::Cancelled,
-        DeliveryState::Dead { .. } => StateKind::Dead,
+pub fn search(connection: &Connection, pieces: &[Piece], app: AppKey, search: &Search) -> rusqlite::Result<Searched> {
+    let snapshot = connection.unchecked_transaction()?;
+    let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
+    let span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
+    let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
+    for piece in in_reading_order(pieces, &span) {
+        let sql = format!(
+            "SELECT {MESSAGE_COLUMNS} FROM message_{{n}} WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC"
+        );
+        let mut select = piece.prepare(&snapshot, &sql)?;
+        let mut rows = select.query((app.raw(), span.low, span.high))?;
+        while let Some(row) = rows.next()? {
+            if found.len() == search.limit || looked == search.look_max {
+                return Ok(Searched { found, until: last });
+            }
+            let message = message_from(row)?;
+            (looked, last) = (looked + 1, Some(message.key));
+            let Some(concerned) = search.concerned(&message.owed).filter(|_| wanted(&search.filter, &message.content))
+            else {
+                continue;
+            };
+            let states = concerned.into_iter().map(|endpoint| {
+                let state = state(&snapshot, piece, message.key, endpoint)?;
+                Ok((endpoint, state))
+            });
+            let states = states.collect::<rusqlite::Result<Vec<_>>>()?;
+            if search.finds(&states) {
+                found.push((message, states));
+            }
+        }
     }
+    Ok(Searched { found, until: None })
 }
 
 /// A success once is a success for good; otherwise what waits counts, then what is dead.

@@ -188,7 +188,7 @@ pub const KEYS: &[Key] = &[
         default: Some(""),
         secret: false,
         flag: None,
-        about: "Sites that may show the pages of one application in a frame, such as `https://app.example.com`: those where you embed the portal for your customers. Needs TLS, here or at a proxy (`public_url`), because browsers keep no cookies in frames without it. Pages of operators are never shown in a frame.",
+        about: "Sites that may show the pages of one application in a frame, such as `https://app.example.com`: those where you embed the portal for your customers. Only `https` sites, and those of this machine. Needs TLS, here or at a proxy (`public_url`), because browsers keep no cookies in frames without it. Pages of operators are never shown in a frame.",
     },
     Key {
         name: "allow_subnets",

@@ -5,6 +5,7 @@
 //! than one that does not run.
 
 mod alerts;
+mod in_effect;
 mod keys;
 mod outboxes;
 mod sources;
@@ -12,6 +13,7 @@ mod values;
 
 use alerts::RawAlerts;
 pub use alerts::{AlertRules, MailServer, MailSettings, MailTls};
+pub use in_effect::{InEffect, Showing};
 pub use keys::reference;
 pub use outboxes::OutboxSettings;
 pub(crate) use sources::readable_by_all;
@@ -95,6 +97,8 @@ pub struct Settings {
     pub alerts: AlertRules,
     /// Alerts are sent by mail too.
     pub mail: Option<MailSettings>,
+    /// All of them, as they may be shown.
+    pub in_effect: Vec<InEffect>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -220,7 +224,7 @@ impl Settings {
         for key in KEYS.iter().filter(|key| key.secret && figment.contains(key.name)) {
             sources.refuse_open_file(key.name, figment.find_metadata(key.name))?;
         }
-        Ok(settings)
+        Ok(Self { in_effect: in_effect::in_effect(&figment, sources), ..settings })
     }
 
     /// Nothing chosen: no file, no variable, no flag.
@@ -449,6 +453,7 @@ impl Raw {
             tokens: self.tokens()?,
             alerts: alerts.rules()?,
             mail: alerts.mail()?,
+            in_effect: Vec::new(),
             listen: self.listen,
             tls,
             data: self.data,
@@ -560,16 +565,30 @@ fn check_public_url(url: &Url) -> Result<(), String> {
 
 fn check_portal_frames(sites: &[String], is_secure: bool) -> Result<(), String> {
     for site in sites {
-        let is_origin = Url::parse(site).is_ok_and(|url| {
+        let url = Url::parse(site).ok().filter(|url| {
             matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == site.as_str()
         });
-        if !is_origin {
+        let Some(url) = url else {
             return Err(format!("`{site}` is not a site such as https://app.example.com, with nothing behind it"));
+        };
+        if url.scheme() == "http" && !is_loopback(&url) {
+            return Err(format!(
+                "`{site}` must begin with https://: whoever is on the way could change a page without"
+            ));
         }
     }
     match sites.is_empty() || is_secure {
         true => Ok(()),
         false => Err("needs TLS: set tls_certificate_file, or a public_url that begins with https://".to_owned()),
+    }
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
     }
 }
 

@@ -392,6 +392,11 @@ mod tests {
             ("public_url = \"https://x\"\nportal_frames = [\"https://a.example/\"]", "is not a site"),
             ("public_url = \"https://x\"\nportal_frames = [\"https://a; script-src *\"]", "is not a site"),
             ("public_url = \"https://x\"\nportal_frames = [\"*\"]", "is not a site"),
+            ("public_url = \"https://x\"\nportal_frames = [\"http://a.example\"]", "must begin with https://"),
+            (
+                "public_url = \"https://x\"\nportal_frames = [\"http://localhost.a.example\"]",
+                "must begin with https://",
+            ),
             ("public_url = \"http://a:b@x/\"", "without user"),
             ("log_format = \"xml\"", "setting `log_format`"),
             ("log = \"postrider=loud\"", "setting `log`"),

@@ -3,9 +3,11 @@
 use super::{
     Site,
     applications::Application,
+    chart::{Bars, HEIGHT, WIDTH},
     dead_letters::Count,
     endpoint::{Endpoint, Health},
     frame::{Frame, page, tone},
+    history::History,
     inside::{Fault, Path},
     session::{Fields, Session},
 };
@@ -16,6 +18,7 @@ use axum::{
     response::Response,
     routing::get,
 };
+use futures_util::future::join_all;
 use std::sync::Arc;
 
 pub fn routes() -> Router<Arc<Site>> {
@@ -30,6 +33,8 @@ struct ApplicationPage {
     /// Without the health of those of which it could not be found out.
     endpoints: Vec<(Endpoint, Option<Health>)>,
     dead: Count,
+    history: History,
+    bars: Bars,
     next: Option<Path>,
 }
 
@@ -43,13 +48,23 @@ async fn show(
     let wanted =
         Path::api(&["app", &app, "endpoint"]).with("limit", Some("25")).with("iterator", query.get("iterator"));
     let list = site.inside.list::<Endpoint>(&session, &wanted).await?;
-    let mut endpoints = Vec::with_capacity(list.data.len());
-    for endpoint in list.data {
-        let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &endpoint.id, "health"])).await;
-        endpoints.push((endpoint, health.ok()));
-    }
-    let count = Path::api(&["app", &app, "dead-letter", "count"]);
-    let dead = site.inside.get(&session, &count).await?;
+    let healths = list.data.iter().map(|endpoint| health_of(&site, &session, &app, &endpoint.id));
+    let (count, past) =
+        (Path::api(&["app", &app, "dead-letter", "count"]), Path::api(&["app", &app, "attempt-history"]));
+    let (healths, dead, history) = futures_util::join!(
+        join_all(healths),
+        site.inside.get(&session, &count),
+        site.inside.get::<History>(&session, &past),
+    );
+    let (dead, history) = (dead?, history?);
+    let endpoints = list.data.into_iter().zip(healths).collect();
+    let bars = history.bars();
     let next = (!list.done).then(|| Path::page(&["apps", &app]).with("iterator", list.iterator.as_deref()));
-    Ok(page(&ApplicationPage { frame: Frame::after(&session, query.get("done")), application, endpoints, dead, next }))
+    let frame = Frame::after(&session, query.get("done"));
+    Ok(page(&ApplicationPage { frame, application, endpoints, dead, history, bars, next }))
+}
+
+/// A page that shows many does without those that cannot be found out.
+async fn health_of(site: &Site, session: &Session, app: &str, endpoint: &str) -> Option<Health> {
+    site.inside.get(session, &Path::api(&["app", app, "endpoint", endpoint, "health"])).await.ok()
 }

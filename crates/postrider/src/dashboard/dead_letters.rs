@@ -1,4 +1,4 @@
-//! What was given up, why, and sending it again: one, or all that match.
+//! What was given up, why, and sending it again: one, some, or all that match.
 
 use super::{
     Site,
@@ -14,14 +14,17 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use futures_util::StreamExt;
+use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 pub fn routes() -> Router<Arc<Site>> {
     Router::new()
         .route("/apps/{app}/dead-letters", get(show))
         .route("/apps/{app}/dead-letters/replay", get(ask).post(replay_all))
+        .route("/apps/{app}/dead-letters/replay-selected", post(replay_selected))
         .route("/apps/{app}/dead-letters/{message}/{endpoint}/replay", post(replay))
 }
 
@@ -54,7 +57,11 @@ struct DeadLettersPage {
     event_type: String,
     reason: String,
     letters: Vec<DeadLetter>,
+    /// All of this page are ticked already.
+    is_all_ticked: bool,
     count: Count,
+    /// This page, with all of it ticked.
+    ticked: Path,
     next: Option<Path>,
 }
 
@@ -74,10 +81,12 @@ async fn show(
     let list = site.inside.list::<DeadLetter>(&session, &filtered(wanted, names)).await?;
     let count = filtered(Path::api(&["app", &app, "dead-letter", "count"]), names);
     let count = site.inside.get(&session, &count).await?;
-    let next = (!list.done).then(|| {
-        let path = Path::page(&["apps", &app, "dead-letters"]).with("iterator", list.iterator.as_deref());
+    let page_from = |iterator: Option<&str>| {
+        let path = Path::page(&["apps", &app, "dead-letters"]).with("iterator", iterator);
         filtered(path, ["endpoint", "type", "reason"])
-    });
+    };
+    let next = (!list.done).then(|| page_from(list.iterator.as_deref()));
+    let ticked = page_from(query.get("iterator")).with("tick", Some("all"));
     let shown = |name: &str| query.get(name).unwrap_or_default().to_owned();
     Ok(page(&DeadLettersPage {
         frame: Frame::after(&session, query.get("done")),
@@ -86,7 +95,9 @@ async fn show(
         reason: shown("reason"),
         app,
         letters: list.data,
+        is_all_ticked: query.get("tick") == Some("all"),
         count,
+        ticked,
         next,
     }))
 }
@@ -102,6 +113,79 @@ async fn replay(
 }
 
 #[derive(Template)]
+#[template(path = "replayed.html")]
+struct ReplayedPage {
+    frame: Frame,
+    app: String,
+    /// How many are on their way again.
+    sent: usize,
+    /// How many were on their way already.
+    before: usize,
+    /// What could not be sent, each with the reason.
+    refused: Vec<(Chosen, String)>,
+}
+
+/// A dead letter that was ticked.
+struct Chosen {
+    message: String,
+    endpoint: String,
+}
+
+#[derive(Deserialize)]
+struct Replayed {
+    replayed: bool,
+}
+
+/// Each goes the way of a single one.
+async fn replay_selected(
+    State(site): State<Arc<Site>>,
+    Named(app): Named<String>,
+    Sent { session, fields }: Sent,
+) -> Result<Response, Fault> {
+    let chosen: BTreeSet<String> = fields.all("letter").map(str::to_owned).collect();
+    if chosen.is_empty() || chosen.len() > CHOSEN_MAX {
+        let detail = format!("Tick from one to {CHOSEN_MAX} dead letters first. Nothing was done.");
+        return Err(Fault::Refused { status: StatusCode::BAD_REQUEST, detail });
+    }
+    let sending = chosen.into_iter().map(|letter| replay_chosen(&site, &session, &app, letter));
+    let mut sending = futures_util::stream::iter(sending).buffered(AT_ONCE);
+    let (mut sent, mut before, mut refused) = (0, 0, Vec::new());
+    while let Some(one) = sending.next().await {
+        match one? {
+            (_, Ok(true)) => sent += 1,
+            (_, Ok(false)) => before += 1,
+            (chosen, Err(reason)) => refused.push((chosen, reason)),
+        }
+    }
+    drop(sending);
+    Ok(page(&ReplayedPage { frame: Frame::new(&session), app, sent, before, refused }))
+}
+
+/// Whether it is on its way by that, or why not.
+async fn replay_chosen(
+    site: &Site,
+    session: &Session,
+    app: &str,
+    letter: String,
+) -> Result<(Chosen, Result<bool, String>), Fault> {
+    let (message, endpoint) = letter.split_once(' ').ok_or_else(Fault::unknown)?;
+    let path = Path::api(&["app", app, "dead-letter", message, "endpoint", endpoint, "replay"]);
+    let answer = site.inside.call((session.token(), session.peer()), Method::POST, &path, None).await;
+    let chosen = Chosen { message: message.to_owned(), endpoint: endpoint.to_owned() };
+    match answer {
+        Ok(answer) => Ok((chosen, Ok(serde_json::from_slice::<Replayed>(&answer).is_ok_and(|it| it.replayed)))),
+        // Who may not send this one again may not send any.
+        Err(Fault::Refused { status, detail }) if status != StatusCode::FORBIDDEN => Ok((chosen, Err(detail))),
+        Err(other) => Err(other),
+    }
+}
+
+/// More than a page has.
+const CHOSEN_MAX: usize = 250;
+/// They share commits then.
+const AT_ONCE: usize = 16;
+
+#[derive(Template)]
 #[template(path = "replay_all.html")]
 struct ReplayAllPage {
     frame: Frame,
@@ -111,15 +195,16 @@ struct ReplayAllPage {
     reason: String,
 }
 
-async fn ask(session: Session, Named(app): Named<String>, query: Fields) -> Response {
+async fn ask(session: Session, Named(app): Named<String>, query: Fields) -> Result<Response, Fault> {
+    session.who().require(|may| may.replay)?;
     let shown = |name: &str| query.get(name).unwrap_or_default().to_owned();
-    page(&ReplayAllPage {
+    Ok(page(&ReplayAllPage {
         frame: Frame::new(&session),
         app,
         endpoint: shown("endpoint"),
         event_type: shown("type"),
         reason: shown("reason"),
-    })
+    }))
 }
 
 async fn replay_all(

@@ -4,6 +4,7 @@ use super::{
     Site,
     chart::{Bars, HEIGHT, WIDTH},
     frame::{Frame, moment, page, to, tone},
+    history::History,
     inside::{Fault, Path},
     message::Attempt,
     session::{Fields, Sent, Session},
@@ -85,46 +86,6 @@ struct EndpointPage {
     next: Option<Path>,
 }
 
-#[derive(Deserialize)]
-struct History {
-    points: Vec<Attempts>,
-    total: Attempts,
-}
-
-/// What was tried in an hour, or in all.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Attempts {
-    time: String,
-    delivered: u64,
-    failed: u64,
-    status_none: u64,
-    status_1xx: u64,
-    status_2xx: u64,
-    status_3xx: u64,
-    status_4xx: u64,
-    status_5xx: u64,
-}
-
-impl Attempts {
-    /// Those that there are.
-    fn classes(&self) -> Vec<(&'static str, u64)> {
-        let classes = [
-            ("2xx", self.status_2xx),
-            ("1xx", self.status_1xx),
-            ("3xx", self.status_3xx),
-            ("4xx", self.status_4xx),
-            ("5xx", self.status_5xx),
-            ("no answer", self.status_none),
-        ];
-        classes.into_iter().filter(|(_, count)| *count > 0).collect()
-    }
-
-    fn told(&self) -> String {
-        format!("{}: {} delivered, {} failed", moment(&self.time), self.delivered, self.failed)
-    }
-}
-
 async fn show(
     State(site): State<Arc<Site>>,
     session: Session,
@@ -141,8 +102,7 @@ async fn show(
         (!list.done).then(|| Path::page(&["apps", &app, "endpoints", &id]).with("iterator", list.iterator.as_deref()));
     let history: History =
         site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id, "attempt-history"])).await?;
-    let hours = history.points.iter().map(|hour| (hour.delivered, hour.failed, hour.told()));
-    let bars = Bars::new(hours.collect());
+    let bars = history.bars();
     let frame = Frame::after(&session, query.get("done"));
     Ok(page(&EndpointPage { frame, app, endpoint, health, history, bars, attempts: list.data, next }))
 }
@@ -185,6 +145,7 @@ async fn ask_to_delete(
     Named((app, id)): Named<(String, String)>,
 ) -> Result<Response, Fault> {
     let endpoint = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id])).await?;
+    session.who().require(|may| may.manage)?;
     Ok(page(&DeletePage { frame: Frame::new(&session), app, endpoint }))
 }
 

@@ -80,6 +80,7 @@ async fn show_new(
     Named(app): Named<String>,
 ) -> Result<Response, Fault> {
     let _: Value = site.inside.get(&session, &Path::api(&["app", &app])).await?;
+    session.who().require(|may| may.manage)?;
     let frame = Frame::new(&session);
     Ok(page(&FormPage { frame, app, endpoint: None, filled: Filled::default(), fault: None }))
 }
@@ -90,6 +91,7 @@ async fn show(
     Named((app, id)): Named<(String, String)>,
 ) -> Result<Response, Fault> {
     let endpoint: Endpoint = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id])).await?;
+    session.who().require(|may| may.manage)?;
     let (frame, filled) = (Frame::new(&session), Filled::of(&endpoint));
     Ok(page(&FormPage { frame, app, endpoint: Some(endpoint.id), filled, fault: None }))
 }

@@ -3,7 +3,9 @@
 use super::{
     inside::{Fault, Path},
     session::Session,
+    who::May,
 };
+use crate::http::time::Time;
 use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
@@ -13,13 +15,28 @@ pub struct Frame {
     pub csrf: String,
     /// The token is for all applications.
     pub sees_all: bool,
+    /// Who is looking.
+    pub who: String,
+    pub may: May,
+    /// When the session ends.
+    pub until: String,
+    pub until_shown: String,
     /// What was just done.
     pub notice: Option<&'static str>,
 }
 
 impl Frame {
     pub fn new(session: &Session) -> Self {
-        Self { csrf: session.csrf().to_owned(), sees_all: session.sees_all(), notice: None }
+        let until = Time(session.until()).to_string();
+        Self {
+            csrf: session.csrf().to_owned(),
+            sees_all: session.sees_all(),
+            who: session.who().name.clone(),
+            may: session.who().may,
+            until_shown: until.chars().skip("2026-11-16T".len()).take("09:30".len()).collect(),
+            until,
+            notice: None,
+        }
     }
 
     /// `done`: a word that a page of ours was left with. Only what is known is shown, so that no link can put words here.

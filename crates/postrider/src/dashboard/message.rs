@@ -30,8 +30,10 @@ pub struct Message {
     pub id: String,
     pub event_type: String,
     pub event_id: Option<String>,
-    pub channels: Option<Vec<String>>,
-    pub tags: Option<Vec<String>>,
+    #[serde(default)]
+    pub channels: Vec<String>,
+    #[serde(default)]
+    pub tags: Vec<String>,
     pub timestamp: String,
     pub deliver_at: Option<String>,
     pub ordering_key: Option<String>,

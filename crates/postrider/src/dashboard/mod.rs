@@ -15,15 +15,19 @@ mod endpoint;
 mod endpoint_form;
 mod event_types;
 mod frame;
+mod history;
 mod inside;
 mod live;
 mod message;
 mod messages;
+mod nodes;
 mod overview;
 mod schedule;
 mod session;
+mod settings;
 mod sign_in;
 mod tasks;
+mod who;
 
 use axum::{
     Router,
@@ -73,6 +77,8 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
         .merge(api_keys::routes())
         .merge(alerts::routes())
         .merge(audit::routes())
+        .merge(nodes::routes())
+        .merge(settings::routes())
         .layer(middleware::from_fn_with_state(Arc::clone(&site), let_into_frames))
         .with_state(site);
     api.merge(pages)

@@ -78,7 +78,7 @@ const JITTERS: [&str; 6] = ["none", "full", "equal", "decorrelated", "proportion
 
 async fn show(State(site): State<Arc<Site>>, session: Session, query: Fields) -> Result<Response, Fault> {
     let filled = Filled::sent(&query);
-    let drawn = preview(&site, &session, &filled, &Value::Null).await;
+    let drawn = preview(&site, &session, &Path::api(&["schedule"]), &filled, &Value::Null).await;
     shown(&site, &session, filled, drawn, None, query.get("done")).await
 }
 
@@ -93,7 +93,8 @@ async fn show_of_endpoint(
     let (filled, drawn) = match query.get("edited") {
         Some(_) => {
             let filled = Filled::sent(&query);
-            let drawn = preview(&site, &session, &filled, &stored["retryPolicy"]).await;
+            let over = Path::api(&["app", &app, "schedule"]);
+            let drawn = preview(&site, &session, &over, &filled, &stored["retryPolicy"]).await;
             (filled, drawn)
         }
         None => {
@@ -127,10 +128,16 @@ async fn set(
     }
 }
 
-/// Not over what the application says, which the API draws only for what is stored.
-async fn preview(site: &Site, session: &Session, filled: &Filled, stored: &Value) -> Result<PreviewOut, Fault> {
+/// `over`: drawn over what the server says, or over what an application says besides.
+async fn preview(
+    site: &Site,
+    session: &Session,
+    over: &Path,
+    filled: &Filled,
+    stored: &Value,
+) -> Result<PreviewOut, Fault> {
     let body = json!({ "retryPolicy": filled.policy_over(stored) });
-    site.inside.put(session, Method::POST, &Path::api(&["schedule"]), body).await
+    site.inside.put(session, Method::POST, over, body).await
 }
 
 async fn shown(

@@ -1,6 +1,6 @@
 //! Who is looking: a cookie that holds the token that its session was opened with, sealed.
 
-use super::{Site, inside::Fault};
+use super::{Site, inside::Fault, who::Who};
 use crate::http::guesses::Peer;
 use axum::{
     body::{Body, to_bytes},
@@ -17,7 +17,7 @@ use postrider_engine::Timestamp;
 use rand::TryRng;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 
@@ -27,7 +27,8 @@ pub struct Sessions {
     clock: fn() -> Timestamp,
     /// The cookie goes over TLS only.
     is_secure: bool,
-    /// Those of one application may be in a frame of another site, which gives it a cookie of its own.
+    /// Those of one application may be in a frame of another site. Their cookie has a name of its own then: it is kept beside
+    /// the other kind, and neither may stand in the other's way.
     in_frames: bool,
 }
 
@@ -40,9 +41,19 @@ pub struct Session {
     until: i64,
     /// The application that the token is for; `None`: for all.
     app: Option<String>,
+    who: Who,
     /// Where this request comes from.
     #[serde(skip)]
     peer: Option<Peer>,
+}
+
+/// Whom a session is opened for.
+pub struct Newcomer {
+    /// The application that the token is for; `None`: for all.
+    pub app: Option<String>,
+    pub who: Who,
+    /// When the token does.
+    pub ends_at: Option<Timestamp>,
 }
 
 impl Session {
@@ -52,6 +63,14 @@ impl Session {
 
     pub fn csrf(&self) -> &str {
         &self.csrf
+    }
+
+    pub fn who(&self) -> &Who {
+        &self.who
+    }
+
+    pub fn until(&self) -> Timestamp {
+        Timestamp::from_millis(self.until)
     }
 
     pub fn sees_all(&self) -> bool {
@@ -76,51 +95,73 @@ impl Sessions {
         Self { in_frames: in_frames && self.is_secure, ..self }
     }
 
-    /// The cookie for someone who has shown a token, for one application or for all. `None`: there is none that a browser would
-    /// keep, or the system gives no random numbers.
-    pub fn open(&self, token: &str, app: Option<String>) -> Option<HeaderValue> {
+    /// The cookies for someone who has shown a token, for one application or for all: that of the session, and where there are
+    /// two kinds, one that ends a session of the other kind. `None`: there is none that a browser would keep, or the system
+    /// gives no random numbers.
+    pub fn open(&self, token: &str, newcomer: Newcomer) -> Option<Vec<HeaderValue>> {
         let mut chance = [0; 24 + 16];
         rand::rngs::SysRng.try_fill_bytes(&mut chance).ok()?;
         let (nonce, csrf) = chance.split_at(24);
+        let Newcomer { app, who, ends_at } = newcomer;
         let until = (self.clock)().plus(SESSION).as_millis();
-        let is_portal = app.is_some();
+        let until = ends_at.map_or(until, |end| until.min(end.as_millis()));
+        let kind = if app.is_some() && self.in_frames { Kind::Framed } else { Kind::Plain };
         let session =
-            Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, app, peer: None };
+            Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, app, who, peer: None };
         let plain = serde_json::to_vec(&session).ok()?;
         let sealed =
             self.cipher.encrypt(&XNonce::try_from(nonce).ok()?, Payload { msg: &plain, aad: COOKIE.as_bytes() });
         let text = BASE64_URL_SAFE_NO_PAD.encode([nonce, &sealed.ok()?].concat());
-        if self.name().len() + text.len() > COOKIE_MAX {
+        if self.name(kind).len() + text.len() > COOKIE_MAX {
             return None;
         }
-        self.cookie(&text, SESSION, is_portal)
+        let cookies = self.kinds().iter().map(|each| match *each == kind {
+            true => self.cookie(kind, &text, SESSION),
+            false => self.cookie(*each, "", Duration::ZERO),
+        });
+        cookies.collect()
     }
 
-    /// The cookie that takes the other one away.
-    pub fn close(&self, session: &Session) -> Option<HeaderValue> {
-        self.cookie("", Duration::ZERO, !session.sees_all())
+    /// The cookies that take away whatever session there is. In a frame of another site browsers leave the plain one alone.
+    pub fn close(&self) -> Vec<HeaderValue> {
+        self.kinds().iter().filter_map(|kind| self.cookie(*kind, "", Duration::ZERO)).collect()
+    }
+
+    /// Those that there may be. Of two sessions the one in a frame counts, which may do less.
+    fn kinds(&self) -> &'static [Kind] {
+        if self.in_frames { &[Kind::Framed, Kind::Plain] } else { &[Kind::Plain] }
     }
 
     /// In a frame of another site, browsers keep only a cookie that says it may be there, and keep it for that site alone.
-    fn cookie(&self, value: &str, life: Duration, is_portal: bool) -> Option<HeaderValue> {
-        let kept = match (self.is_secure, self.in_frames && is_portal) {
-            (_, true) => "SameSite=None; Secure; Partitioned",
-            (true, false) => "SameSite=Strict; Secure",
-            (false, false) => "SameSite=Strict",
+    fn cookie(&self, kind: Kind, value: &str, life: Duration) -> Option<HeaderValue> {
+        let kept = match (kind, self.is_secure) {
+            (Kind::Framed, _) => "SameSite=None; Secure; Partitioned",
+            (Kind::Plain, true) => "SameSite=Strict; Secure",
+            (Kind::Plain, false) => "SameSite=Strict",
         };
-        let text = format!("{}={value}; Path=/; Max-Age={}; HttpOnly; {kept}", self.name(), life.as_secs());
+        let text = format!("{}={value}; Path=/; Max-Age={}; HttpOnly; {kept}", self.name(kind), life.as_secs());
         HeaderValue::from_str(&text).ok()
     }
 
     /// With the prefix, browsers take it from nobody but this host, and by TLS only.
-    fn name(&self) -> &'static str {
-        if self.is_secure { "__Host-postrider_session" } else { COOKIE }
+    fn name(&self, kind: Kind) -> &'static str {
+        match (kind, self.is_secure) {
+            (Kind::Framed, _) => "__Host-postrider_portal",
+            (Kind::Plain, true) => "__Host-postrider_session",
+            (Kind::Plain, false) => COOKIE,
+        }
     }
 
     pub fn find(&self, headers: &HeaderMap) -> Option<Session> {
-        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut values = cookies.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        let (_, text) = values.find(|(name, _)| *name == self.name())?;
+        self.kinds().iter().find_map(|kind| {
+            let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+            let mut values = cookies.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
+            let (_, text) = values.find(|(name, _)| *name == self.name(*kind))?;
+            self.unseal(text)
+        })
+    }
+
+    fn unseal(&self, text: &str) -> Option<Session> {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
         let (nonce, sealed) = bytes.split_at_checked(24)?;
         let sealed = Payload { msg: sealed, aad: COOKIE.as_bytes() };
@@ -128,6 +169,14 @@ impl Sessions {
         let session: Session = serde_json::from_slice(&plain).ok()?;
         ((self.clock)().as_millis() < session.until).then_some(session)
     }
+}
+
+/// Where a session's cookie is kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// By the site whose frame it is in.
+    Framed,
 }
 
 impl FromRequestParts<Arc<Site>> for Session {
@@ -160,9 +209,9 @@ impl FromRequest<Arc<Site>> for Sent {
     }
 }
 
-/// What a form contains. Of a name that is there twice the last one counts.
+/// What a form contains. Of a name that is there twice the last one counts, unless all are asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Fields(BTreeMap<String, String>);
+pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
     /// What another page made a browser send is not looked at.
@@ -182,7 +231,13 @@ impl Fields {
 
     /// `None` also where the field was left empty.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+        let (_, value) = self.0.iter().rev().find(|(given, _)| given == name)?;
+        Some(value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// Everything that was sent under a name.
+    pub fn all(&self, name: &'static str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(given, _)| given == name).map(|(_, value)| value.trim())
     }
 }
 
@@ -217,7 +272,7 @@ const FORM_MAX: usize = 1024 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::who::May, *};
     use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
     static NOW: AtomicI64 = AtomicI64::new(1_000);
@@ -226,20 +281,26 @@ mod tests {
         Sessions::new(key, || Timestamp::from_millis(NOW.load(Relaxed)), true)
     }
 
+    fn newcomer(app: Option<&str>) -> Newcomer {
+        let who = Who { name: "someone".to_owned(), may: May::default() };
+        Newcomer { app: app.map(str::to_owned), who, ends_at: None }
+    }
+
     fn headers(cookie: &str) -> HeaderMap {
         [(header::COOKIE, HeaderValue::from_str(cookie).unwrap())].into_iter().collect()
     }
 
     #[test]
     fn a_session_is_recognised_by_whoever_has_the_key_and_ends_at_its_time() {
-        let cookie = sessions(b"key").open("a token", Some("app_1".to_owned())).unwrap();
+        let cookies = sessions(b"key").open("a token", newcomer(Some("app_1"))).unwrap();
+        let [cookie] = &cookies[..] else { panic!("one kind, one cookie") };
         let cookie = cookie.to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && cookie.ends_with("; Secure"));
         assert!(!cookie.contains("a token"));
         let given = format!("other=1; {}", cookie.split_once(';').unwrap().0);
         let found = sessions(b"key").find(&headers(&given)).unwrap();
         assert_eq!((found.token(), found.csrf().len(), found.sees_all()), ("a token", 22, false));
-        assert!(sessions(b"key").open(&"x".repeat(3_500), None).is_none(), "no browser would keep it");
+        assert!(sessions(b"key").open(&"x".repeat(3_500), newcomer(None)).is_none(), "no browser would keep it");
         assert!(sessions(b"another key").find(&headers(&given)).is_none());
         assert!(sessions(b"key").find(&headers(&given.replace("session=", "session=A"))).is_none());
         for nonsense in ["", "__Host-postrider_session", "__Host-postrider_session=", "__Host-postrider_session=AAAA"] {
@@ -248,6 +309,42 @@ mod tests {
         NOW.store(1_000 + i64::try_from(SESSION.as_millis()).unwrap(), Relaxed);
         assert!(sessions(b"key").find(&headers(&given)).is_none());
         NOW.store(1_000, Relaxed);
+    }
+
+    #[test]
+    fn a_session_does_not_outlast_its_token() {
+        let ends_at = Some(Timestamp::from_millis(i64::MAX));
+        let long = sessions(b"key").open("a token", Newcomer { ends_at, ..newcomer(None) }).unwrap();
+        let ends_at = Some(Timestamp::from_millis(2_000));
+        let short = sessions(b"key").open("a token", Newcomer { ends_at, ..newcomer(None) }).unwrap();
+        let until = |cookies: Vec<HeaderValue>| {
+            let given = cookies[0].to_str().unwrap().split_once(';').unwrap().0.to_owned();
+            sessions(b"key").find(&headers(&given)).unwrap().until()
+        };
+        assert_eq!(until(short), Timestamp::from_millis(2_000));
+        assert!(until(long) < Timestamp::from_millis(i64::MAX));
+    }
+
+    #[test]
+    fn where_there_are_frames_one_session_takes_the_place_of_the_other() {
+        let sessions = sessions(b"key").in_frames(true);
+        let texts = |cookies: Vec<HeaderValue>| cookies.iter().map(|one| one.to_str().unwrap().to_owned()).collect();
+        let framed: Vec<String> = texts(sessions.open("portal", newcomer(Some("app_1"))).unwrap());
+        let plain: Vec<String> = texts(sessions.open("operator", newcomer(None)).unwrap());
+        let is_end = |text: &String| text.contains("=; ") && text.contains("Max-Age=0");
+        assert!(framed[0].starts_with("__Host-postrider_portal=") && framed[0].ends_with("Partitioned"), "{framed:?}");
+        assert!(!is_end(&framed[0]) && framed[1].starts_with("__Host-postrider_session=;") && is_end(&framed[1]));
+        assert!(plain[0].starts_with("__Host-postrider_portal=;") && plain[0].ends_with("Partitioned"), "{plain:?}");
+        assert!(is_end(&plain[0]) && !is_end(&plain[1]) && plain[1].contains("SameSite=Strict; Secure"));
+        let left: Vec<String> = texts(sessions.close());
+        assert!(left.len() == 2 && left.iter().all(is_end), "{left:?}");
+
+        let pair = |text: &str| text.split_once(';').unwrap().0.to_owned();
+        let both = format!("{}; {}", pair(&plain[1]), pair(&framed[0]));
+        assert_eq!(sessions.find(&headers(&both)).unwrap().token(), "portal");
+        assert_eq!(sessions.find(&headers(&pair(&plain[1]))).unwrap().token(), "operator");
+        let broken = format!("{}; __Host-postrider_portal=AAAA", pair(&plain[1]));
+        assert_eq!(sessions.find(&headers(&broken)).unwrap().token(), "operator");
     }
 
     #[test]
@@ -277,5 +374,6 @@ mod tests {
             [fields.get("a"), fields.get("b"), fields.get("c"), fields.get("d")],
             [Some("2"), None, None, Some("x&y")]
         );
+        assert_eq!(fields.all("a").collect::<Vec<_>>(), ["1", "2"]);
     }
 }

@@ -2,10 +2,13 @@
 
 use super::{
     Site,
+    applications::Application,
     frame::{page, to},
     inside::{Fault, Path},
-    session::{Fields, Sent, Session},
+    session::{Fields, Newcomer, Sent, Session},
+    who::Whoami,
 };
+use crate::http::time::Time;
 use askama::Template;
 use axum::{
     Router,
@@ -64,9 +67,16 @@ async fn sign_in(State(site): State<Arc<Site>>, request: Request) -> Result<Resp
     let caller = (token, parts.extensions.get().copied());
     match site.inside.call(caller, Method::GET, &Path::api(&["auth", "whoami"]), None).await {
         Ok(answer) => {
-            let who: Value = serde_json::from_slice(&answer).unwrap_or_default();
-            match site.sessions.open(token, who["appId"].as_str().map(str::to_owned)) {
-                Some(cookie) => Ok(with_cookie(to(&Path::page(&[""])), Some(cookie))),
+            let whoami: Whoami = serde_json::from_slice(&answer).unwrap_or_default();
+            let app = match &whoami.app_id {
+                Some(id) => site.inside.call(caller, Method::GET, &Path::api(&["app", id]), None).await.ok(),
+                None => None,
+            };
+            let app = app.and_then(|answer| serde_json::from_slice::<Application>(&answer).ok());
+            let who = whoami.who(app.as_ref().map(|app| app.name.as_str()));
+            let ends_at = whoami.expires_at.as_deref().and_then(|text| text.parse::<Time>().ok()).map(|time| time.0);
+            match site.sessions.open(token, Newcomer { app: whoami.app_id, who, ends_at }) {
+                Some(cookies) => Ok(with_cookies(to(&Path::page(&[""])), cookies)),
                 None => Ok(page(&SignInPage { fault: Some("This token is too long for a browser's cookie.") })),
             }
         }
@@ -75,12 +85,12 @@ async fn sign_in(State(site): State<Arc<Site>>, request: Request) -> Result<Resp
     }
 }
 
-async fn sign_out(State(site): State<Arc<Site>>, Sent { session, .. }: Sent) -> Response {
-    with_cookie(to(&Path::page(&["sign-in"])), site.sessions.close(&session))
+async fn sign_out(State(site): State<Arc<Site>>, _: Sent) -> Response {
+    with_cookies(to(&Path::page(&["sign-in"])), site.sessions.close())
 }
 
-fn with_cookie(mut response: Response, cookie: Option<HeaderValue>) -> Response {
-    if let Some(cookie) = cookie {
+fn with_cookies(mut response: Response, cookies: Vec<HeaderValue>) -> Response {
+    for cookie in cookies {
         response.headers_mut().append(header::SET_COOKIE, cookie);
     }
     response

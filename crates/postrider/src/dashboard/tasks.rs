@@ -64,6 +64,7 @@ struct TasksPage {
 
 async fn show(State(site): State<Arc<Site>>, session: Session, query: Fields) -> Result<Response, Fault> {
     let wanted = Path::api(&["background-task"])
+        .with("task", Some("all"))
         .with("limit", Some("50"))
         .with("order", Some("descending"))
         .with("iterator", query.get("iterator"));

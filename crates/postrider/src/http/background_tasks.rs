@@ -212,13 +212,14 @@ impl DataOut {
     }
 }
 
-/// The kinds that a type stands for. Clients of the contract know a closed list of types, so that ours are listed only
-/// for those who ask for them.
+/// The kinds that a type stands for; none: all. Clients of the contract know a closed list of types, so that ours are listed
+/// only for those who ask for them, or for everything.
 fn kinds_of(task: Option<&str>) -> Result<Vec<&'static str>, Error> {
     match task {
         None => {
             Ok(vec!["recover", "replay_dead", "replay_missing", "bulk_replay", "purge", "app_stats", "event_types"])
         }
+        Some("all") => Ok(Vec::new()),
         Some("endpoint.recover") => Ok(vec!["recover", "replay_dead"]),
         Some("endpoint.replay") => Ok(vec!["replay_missing"]),
         Some("endpoint.bulk-replay") => Ok(vec!["bulk_replay"]),
@@ -287,7 +288,8 @@ impl FromRequestParts<Arc<Api>> for Named {
     tag = "Background Task",
     params(
         ("status" = Option<String>, Query, description = "running, finished or failed"),
-        ("task" = Option<String>, Query, description = "A type of task"),
+        ("task" = Option<String>, Query, description = "A type of task, or `all`. If absent: every type that the contract knows, \
+            which leaves out endpoint.cancel and endpoint.resume"),
         ("limit" = Option<u64>, Query, minimum = 1, maximum = 250),
         ("iterator" = Option<String>, Query),
         ("order" = Option<String>, Query, description = "ascending or descending (the default)"),

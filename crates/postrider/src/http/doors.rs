@@ -85,6 +85,8 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/api-key/{key_id}/revoke", "v1.api-key.revoke", ADMIN, Yes),
     door("POST", "/api/v1/api-key/{key_id}/rotate", "v1.api-key.rotate", ADMIN, Yes),
     door("GET", "/api/v1/audit", "v1.audit.list", ADMIN, No),
+    door("GET", "/api/v1/node", "v1.node.list", READ, No),
+    door("GET", "/api/v1/settings", "v1.settings.get", ADMIN, No),
     door("POST", "/api/v1/alert/test", "v1.alert.test", ADMIN, Yes),
 
     door("GET", "/api/v1/app", "v1.application.list", READ, No),
@@ -153,6 +155,7 @@ pub const ALL: &[Door] = &[
     // Every message in the audit log would drown the rest; the messages are a log of their own.
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),
     door("GET", "/api/v1/app/{app_id}/msg", "v1.message.list", READ, No),
+    door("GET", "/api/v1/app/{app_id}/message-search", "v1.message.search", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}", "v1.message.get", READ, No),
     door("POST", "/api/v1/app/{app_id}/msg/{msg_id}/cancel", "v1.message.cancel", MANAGE, Yes),
     door("DELETE", "/api/v1/app/{app_id}/msg/{msg_id}/content", "v1.message.expunge-content", MANAGE, Yes),
@@ -178,6 +181,7 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/background-task/{task_id}", "v1.background-task.get", READ, No),
     door("POST", "/api/v1/background-task/{task_id}/cancel", "v1.background-task.cancel", REPLAY, Yes),
 
+    door("POST", "/api/v1/app/{app_id}/schedule", "v1.application.preview-schedule", READ, No),
     // They show and change nothing of anybody's.
     door("POST", "/api/v1/schedule", "v1.schedule.preview", Need::Anyone, No),
     door("GET", "/api/v1/preset", "v1.preset.list", Need::Anyone, No),
@@ -217,7 +221,10 @@ mod tests {
     fn whatever_may_change_something_is_written_down() {
         for door in ALL.iter().filter(|door| door.audit == No) {
             let changes_nothing = matches!(door.method, "GET" | "HEAD")
-                || matches!(door.operation, "v1.message.create" | "v1.schedule.preview");
+                || matches!(
+                    door.operation,
+                    "v1.message.create" | "v1.schedule.preview" | "v1.application.preview-schedule"
+                );
             assert!(changes_nothing, "{}", door.operation);
         }
     }

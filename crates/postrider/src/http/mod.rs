@@ -30,6 +30,7 @@ pub mod health;
 pub mod idempotency;
 pub mod message_in;
 pub mod messages;
+pub mod nodes;
 pub mod openapi;
 pub mod page;
 pub mod payload;
@@ -39,6 +40,7 @@ pub mod replays;
 pub mod retry_schedule;
 pub mod rules;
 pub mod schedules;
+pub mod search;
 pub mod send_example;
 pub mod server;
 pub mod statistics;
@@ -52,7 +54,7 @@ pub mod verdict;
 
 use crate::{
     alerts::{Alerts, trial::Trial},
-    config::SignatureType,
+    config::{InEffect, SignatureType},
     credentials::Credentials,
     directory::Directory,
     ids::IdCodec,
@@ -116,6 +118,11 @@ pub struct ApiSettings {
     pub default_signature_type: SignatureType,
     /// How endpoints are treated where nobody nearer says anything.
     pub rules: Arc<Layer>,
+    /// What this node is called, and since when it runs.
+    pub node_name: String,
+    pub started_at: Timestamp,
+    /// Everything that is set, as it may be shown.
+    pub in_effect: Vec<InEffect>,
 }
 
 impl Default for ApiSettings {
@@ -127,6 +134,9 @@ impl Default for ApiSettings {
             https_only: false,
             default_signature_type: SignatureType::Hmac256,
             rules: Arc::default(),
+            node_name: "node".to_owned(),
+            started_at: Timestamp::from_millis(0),
+            in_effect: Vec::new(),
         }
     }
 }
@@ -176,11 +186,13 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(expunge::routes())
         .merge(health::routes())
         .merge(messages::routes())
+        .merge(nodes::routes())
         .merge(portal::routes())
         .merge(public_keys::routes())
         .merge(replays::routes())
         .merge(retry_schedule::routes())
         .merge(schedules::routes())
+        .merge(search::routes())
         .merge(send_example::routes())
         .merge(stats::routes())
         .merge(statistics::routes())

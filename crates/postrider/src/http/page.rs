@@ -87,6 +87,11 @@ impl<K: ListKey> Asked<K> {
         Page { from: self.from.clone(), order: self.order, limit: self.limit + 1 }
     }
 
+    /// How many rows are shown.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Makes the answer of the rows that the store gave for `page`, which are in the list's order.
     pub fn answer<R, T>(
         self,

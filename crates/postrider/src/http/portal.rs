@@ -8,6 +8,7 @@ use super::{
     extract::{JsonBytes, NoBody, Query, parse, path_params},
     fields::{Several, TypeName},
     idempotency::json,
+    time::Time,
 };
 use crate::{
     credentials::{Identity, scopes::Scope},
@@ -262,6 +263,12 @@ pub struct WhoamiOut {
     session_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     api_key_id: Option<String>,
+    /// What an API key is called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// When it ends, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Time>,
     /// What an API key may do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<String>>)]
@@ -282,24 +289,31 @@ async fn whoami(State(api): State<Arc<Api>>, Caller(bearer): Caller, query: Quer
         Principal::Application { app, access } => (Some(api.ids.id_of(*app)), Some(access.capabilities.clone())),
     };
     let answer = match &bearer.identity {
-        Identity::Token { issued, .. } => WhoamiOut {
+        Identity::Token { issued, ends_at, .. } => WhoamiOut {
             permission_source: "SvixJwt",
             env_id: ENVIRONMENT,
             app_id,
             session_id: issued.session.clone(),
             api_key_id: None,
+            name: None,
+            expires_at: Some(Time(*ends_at)),
             scopes: None,
             capabilities,
         },
-        Identity::ApiKey(key) => WhoamiOut {
-            permission_source: "RegionalAuthToken",
-            env_id: ENVIRONMENT,
-            app_id,
-            session_id: None,
-            api_key_id: Some(api.ids.id_of(*key)),
-            scopes: Some(bearer.scopes.list()),
-            capabilities: None,
-        },
+        Identity::ApiKey(key) => {
+            let stored = api.records.api_key(*key).await?;
+            WhoamiOut {
+                permission_source: "RegionalAuthToken",
+                env_id: ENVIRONMENT,
+                app_id,
+                session_id: None,
+                api_key_id: Some(api.ids.id_of(*key)),
+                expires_at: stored.as_ref().and_then(|stored| stored.expires_at).map(Time),
+                name: stored.map(|stored| stored.name),
+                scopes: Some(bearer.scopes.list()),
+                capabilities: None,
+            }
+        }
     };
     Ok(json(StatusCode::OK, &answer))
 }

@@ -21,7 +21,11 @@ use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(of_endpoint)).routes(routes!(of_rules)).routes(routes!(list_presets))
+    OpenApiRouter::new()
+        .routes(routes!(of_endpoint))
+        .routes(routes!(of_application))
+        .routes(routes!(of_rules))
+        .routes(routes!(list_presets))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -59,6 +63,29 @@ async fn of_endpoint(State(api): State<Arc<Api>>, app: InApp, mut query: Query) 
     };
     let layers = [&*api.settings.rules, &app.entry.layer, &endpoint].into_iter().chain(event_type.as_ref());
     Ok(json(StatusCode::OK, &PreviewOut::of(&policy::Rules::resolve(layers).policy)))
+}
+
+/// Preview when each attempt to an endpoint of an application would run that said this, if every one failed.
+#[utoipa::path(post, path = "/api/v1/app/{app_id}/schedule", operation_id = "v1.application.preview-schedule",
+    tag = "Application",
+    params(("app_id" = String, Path, description = "The application's id or uid")),
+    request_body = Rules,
+    responses(
+        (status = 200, body = PreviewOut),
+        (status = 404, body = HttpErrorOut),
+        (status = 422, body = HttpValidationError),
+    ))]
+async fn of_application(
+    State(api): State<Arc<Api>>,
+    app: InApp,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<Response, Error> {
+    query.finish()?;
+    let rules: Rules = parse(&body)?;
+    api.check_rules(&[&app.entry.layer], None, rules.to_store().as_deref())?;
+    let resolved = policy::Rules::resolve([&*api.settings.rules, &app.entry.layer, &rules.layer()]);
+    Ok(json(StatusCode::OK, &PreviewOut::of(&resolved.policy)))
 }
 
 /// Preview when each attempt under these rules would run, if every one failed.

@@ -20,6 +20,14 @@ for (const form of document.querySelectorAll("form[data-confirm]")) {
   });
 }
 
+/** Ticks everything on the page, without loading it anew. */
+for (const link of document.querySelectorAll("a[data-tick]")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    for (const box of document.getElementsByName(link.dataset.tick)) box.checked = true;
+  });
+}
+
 /** Draws the preview anew while its form is being edited. */
 for (const form of document.querySelectorAll("form[data-preview]")) {
   let waiting, latest = 0;

@@ -55,6 +55,10 @@ impl Records {
         self.0.revoke_tokens(revocations).await
     }
 
+    pub async fn api_key(&self, key: ApiKeyKey) -> Result<Option<ApiKey>, StoreError> {
+        self.0.api_key(key).await
+    }
+
     pub async fn add_to_audit(&self, entry: AuditEntry) -> Result<(), StoreError> {
         self.0.add_to_audit(vec![entry]).await
     }
@@ -175,6 +179,10 @@ impl Tenant {
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
         self.check(endpoint.app)?;
         self.store.messages_of_endpoint(self.app, endpoint.key, filter, states, page).await
+    }
+
+    pub async fn search(&self, search: Search) -> Result<Searched, StoreError> {
+        self.store.search(self.app, search).await
     }
 
     pub async fn deliveries(&self, message: &Message) -> Result<Vec<(EndpointKey, DeliveryState)>, StoreError> {

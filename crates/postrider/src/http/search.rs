@@ -1,0 +1,127 @@
+//! Looking for messages by how they stand. An addition of ours to the contract.
+//!
+//! The contract's lists look until a page is full, however far back that is; here a bounded number is looked at, and it is
+//! said how far that went, so that an answer comes at once also if there is nothing to be found.
+
+use super::{
+    Api,
+    auth::InApp,
+    error::{Error, HttpErrorOut, HttpValidationError},
+    extract::Query,
+    filter::{made_at, message_filter},
+    idempotency::json,
+    messages::MessageOut,
+    page::Asked,
+    payload::Detail,
+    status::MessageStatus,
+    time::Time,
+};
+use axum::{extract::State, response::Response};
+use http::StatusCode;
+use postrider_engine::{EndpointKey, MessageKey};
+use postrider_store::{Cut, Order, Search, Searched};
+use serde::Serialize;
+use std::{collections::BTreeMap, sync::Arc};
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+pub fn routes() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::new().routes(routes!(search))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SearchOut {
+    data: Vec<FoundOut>,
+    /// Where to go on; null if there is nothing more.
+    #[schema(required)]
+    iterator: Option<String>,
+    /// Everything has been looked at.
+    done: bool,
+    /// What was accepted before this moment has not been looked at yet; absent if everything has been.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    searched_to: Option<Time>,
+}
+
+/// A message, and how it stands.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FoundOut {
+    #[serde(flatten)]
+    message: MessageOut<'static>,
+    /// With how many endpoints it stands how: `success`, `pending`, `fail`, `sending`, `canceled`. Only with the one that was
+    /// asked for, if one was.
+    #[schema(value_type = BTreeMap<String, u64>)]
+    statuses: BTreeMap<&'static str, u64>,
+}
+
+/// Search the messages of an application, newest first.
+///
+/// Looks at up to 10,000 messages at a time and may find none among them: go on with `iterator` until `done`.
+#[utoipa::path(get, path = "/api/v1/app/{app_id}/message-search", operation_id = "v1.message.search", tag = "Message",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("limit" = Option<u64>, Query, minimum = 1, maximum = 250),
+        ("iterator" = Option<String>, Query),
+        ("endpoint_id" = Option<String>, Query, description = "Owed to this endpoint: its id or uid"),
+        ("status" = Option<u8>, Query, maximum = 4, description = "With that endpoint, or with any if none is named"),
+        ("event_types" = Option<Vec<String>>, Query),
+        ("channel" = Option<String>, Query),
+        ("tag" = Option<String>, Query),
+        ("before" = Option<Time>, Query),
+        ("after" = Option<Time>, Query, description = "Ninety days back if not given"),
+        ("with_content" = Option<bool>, Query),
+    ),
+    responses(
+        (status = 200, body = SearchOut),
+        (status = 404, body = HttpErrorOut),
+        (status = 422, body = HttpValidationError),
+    ))]
+async fn search(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
+    let asked = Asked::<MessageKey>::take(&mut query, &api.ids, Order::Descending)?;
+    let past = match asked.page().from {
+        None => None,
+        Some(Cut::Past(key)) => Some(key),
+        Some(Cut::Before(_)) => return Err(Error::invalid_query("iterator", "leads back, which a search does not")),
+    };
+    let filter = message_filter(&mut query, past.map(Cut::Past), (api.clock)())?;
+    let endpoint = query.text("endpoint_id")?;
+    let status: Option<MessageStatus> = query.parsed("status", "a number from 0 to 4")?;
+    let detail = Detail::take(&mut query)?;
+    query.finish()?;
+    let endpoint = match endpoint {
+        None => None,
+        Some(name) => {
+            let by = api.ids.by::<EndpointKey>(&name).ok_or(Error::NotFound)?;
+            Some(app.store.endpoint(by).await?.ok_or(Error::NotFound)?.key)
+        }
+    };
+    let wanted = Search {
+        filter,
+        endpoint,
+        states: status.into_iter().map(MessageStatus::state).collect(),
+        past,
+        limit: asked.limit(),
+        look_max: LOOK_MAX,
+    };
+    let Searched { found, until } = app.store.search(wanted).await?;
+    let data = found.into_iter().map(|(message, states)| {
+        let mut statuses = BTreeMap::new();
+        for (_, state) in states {
+            *statuses.entry(MessageStatus::of_delivery(state).text()).or_insert(0) += 1;
+        }
+        FoundOut { message: MessageOut::of(&api.ids, message, detail), statuses }
+    });
+    Ok(json(
+        StatusCode::OK,
+        &SearchOut {
+            data: data.collect(),
+            iterator: until.map(|key| api.ids.id_of(key)),
+            done: until.is_none(),
+            searched_to: until.map(|key| Time(made_at(key))),
+        },
+    ))
+}
+
+/// A fraction of a second, of both stores.
+const LOOK_MAX: usize = 10_000;
