@@ -148,6 +148,12 @@ impl Pages {
             ("messages of a type", format!("/apps/{app}/messages?type=bench.event")),
             ("messages of a type that none has", format!("/apps/{app}/messages?type=no.such")),
             ("messages with a tag that none has", format!("/apps/{app}/messages?tag=none")),
+            ("messages that stand as none does", format!("/apps/{app}/messages?status=2")),
+            (
+                "messages given up at an endpoint",
+                format!("/apps/{app_dead}/messages?status=2&endpoint={endpoint_dead}"),
+            ),
+            ("messages long ago", format!("/apps/{app}/messages?to=2020-01-01T00:00")),
             ("a message", format!("/apps/{app}/messages/{message}")),
             ("a message that is dead", format!("/apps/{app_dead}/messages/{message_dead}")),
             ("dead letters", format!("/apps/{app_dead}/dead-letters")),
@@ -160,6 +166,8 @@ impl Pages {
             ("event types", "/event-types".to_owned()),
             ("tasks", "/tasks".to_owned()),
             ("alerts", "/alerts".to_owned()),
+            ("nodes", "/nodes".to_owned()),
+            ("settings", "/settings".to_owned()),
             ("API keys", "/api-keys".to_owned()),
             ("audit log", "/audit".to_owned()),
         ];

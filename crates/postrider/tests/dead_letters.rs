@@ -112,6 +112,11 @@ async fn dead_letters_are_listed_filtered_and_counted(store: StoreKind) {
         let count = world.get(&format!("dead-letter/count?{query}")).await;
         assert_eq!(count, json!({"count": expected.len(), "capped": false}), "{query}");
     }
+    assert_eq!(world.get("dead-letter/count?max=1").await, json!({"count": 1, "capped": true}));
+    for max in ["0", "1000001"] {
+        let path = format!("dead-letter/count?max={max}");
+        assert_eq!(world.call(Method::GET, &path, Value::Null).await.0, 422, "{max}");
+    }
     for (query, status) in [
         ("reason=bored", 422),
         ("status_code=many", 400),

@@ -11,10 +11,11 @@ use crate::{
     ingest::{Ingest, NewEvent},
 };
 use bytes::Bytes;
+use futures_util::future::join_all;
 use postrider_engine::{AppKey, EndpointKey, MessageKey};
 use postrider_store::{
     AcceptError, Accepted, Attempt, AttemptFilter, AttemptHappened, AttemptsOf, By, Content, Happened, Idempotency,
-    JournalEntry, OPERATIONAL, Order, Page, Store, StoreError,
+    JournalEntry, JournalKey, OPERATIONAL, Order, Page, Store, StoreError,
 };
 use sha2::{Digest, Sha256};
 use std::{sync::Arc, time::Duration};
@@ -57,17 +58,29 @@ impl Desk {
             if entries.is_empty() {
                 return Ok(());
             }
-            let mut told = Vec::new();
-            let mut trouble = None;
-            for entry in &entries {
-                match self.tell(entry).await {
-                    Ok(()) => told.push(entry.key),
-                    Err(error) => {
-                        trouble = Some(error);
-                        break;
-                    }
+            let listeners = self.directory.application(&By::Key(OPERATIONAL)).await?;
+            let listeners = listeners.as_deref();
+            let mut events = Vec::new();
+            for some in entries.chunks(READ_AT_ONCE) {
+                let mut reading = Vec::new();
+                for entry in some {
+                    reading.push(self.wanted_event(listeners, entry));
+                }
+                events.extend(join_all(reading).await);
+            }
+            // All at once, so that they share commits; in the order in which they happened.
+            let mut telling = Vec::new();
+            for (entry, event) in entries.iter().zip(events) {
+                telling.push(self.tell(listeners, entry, event));
+            }
+            let (mut told, mut trouble) = (Vec::new(), None);
+            for one in join_all(telling).await {
+                match one {
+                    Ok(key) => told.push(key),
+                    Err(error) => trouble = Some(error),
                 }
             }
+            // What could not be told holds nothing else up.
             self.store.strike_out(told).await?;
             if let Some(error) = trouble {
                 return Err(error);
@@ -75,13 +88,34 @@ impl Desk {
         }
     }
 
-    async fn tell(&self, entry: &JournalEntry) -> Result<(), StoreError> {
-        let Some(listeners) = self.directory.application(&By::Key(OPERATIONAL)).await? else { return Ok(()) };
-        let Some(event) = self.event(entry).await? else {
+    async fn tell(
+        &self,
+        listeners: Option<&AppEntry>,
+        entry: &JournalEntry,
+        event: Result<Option<Event>, StoreError>,
+    ) -> Result<JournalKey, StoreError> {
+        if let (Some(listeners), Some(event)) = (listeners, event?) {
+            self.send(listeners, &event, &entry.what.name(), None).await?;
+        }
+        Ok(entry.key)
+    }
+
+    /// `None`: nobody wants it, or there is nothing left to tell of.
+    async fn wanted_event(
+        &self,
+        listeners: Option<&AppEntry>,
+        entry: &JournalEntry,
+    ) -> Result<Option<Event>, StoreError> {
+        // Asked before anything is read: there may be thousands that nobody wants.
+        let content = content(Event::name_of(&entry.what), Bytes::new());
+        if !listeners.is_some_and(|listeners| listeners.endpoints.iter().any(|endpoint| endpoint.wants(&content))) {
+            return Ok(None);
+        }
+        let event = self.event(entry).await?;
+        if event.is_none() {
             debug!(entry = entry.what.name(), "what happened is gone already; nobody is told");
-            return Ok(());
-        };
-        self.send(&listeners, &event, &entry.what.name(), None).await.map(drop)
+        }
+        Ok(event)
     }
 
     /// Stores an event for those who want it, or for one alone. The same name makes one message. `None`: nobody wants it.
@@ -92,16 +126,7 @@ impl Desk {
         name: &str,
         only: Option<EndpointKey>,
     ) -> Result<Option<MessageKey>, StoreError> {
-        let content = Content {
-            event_type: event.name.clone(),
-            event_id: None,
-            channels: Vec::new(),
-            tags: Vec::new(),
-            content_type: None,
-            ordering_key: None,
-            deliver_at: None,
-            payload: Bytes::from(event.body()),
-        };
+        let content = content(&event.name, Bytes::from(event.body()));
         if only.is_none() && !listeners.endpoints.iter().any(|endpoint| endpoint.wants(&content)) {
             return Ok(None);
         }
@@ -159,6 +184,19 @@ impl Desk {
     }
 }
 
+fn content(event_type: &str, payload: Bytes) -> Content {
+    Content {
+        event_type: event_type.to_owned(),
+        event_id: None,
+        channels: Vec::new(),
+        tags: Vec::new(),
+        content_type: None,
+        ordering_key: None,
+        deliver_at: None,
+        payload,
+    }
+}
+
 fn key_of(name: &str) -> [u8; 16] {
     let mut hash = Sha256::new();
     // No key of a request is hashed together with this.
@@ -174,6 +212,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const CLEAR_EVERY: u32 = 60;
 
 const AT_ONCE: usize = 100;
+/// Entries whose messages and attempts are looked up side by side.
+const READ_AT_ONCE: usize = 8;
 
 /// Looked through for the one that is meant.
 const ATTEMPTS_MAX: usize = 100;

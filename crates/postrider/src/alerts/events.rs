@@ -3,7 +3,8 @@
 use crate::{clock::Shown, ids::IdCodec, tasks::type_name};
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 use postrider_store::{
-    Attempt, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, TaskHappened, TaskKey, TaskKind,
+    Attempt, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, TaskHappened, TaskKey,
+    TaskKind,
 };
 use serde_json::{Value, json};
 
@@ -49,23 +50,18 @@ impl Event {
             "endpointId": ids.id_of(EndpointKey::new(happened.endpoint)),
             "endpointUid": happened.uid,
         });
-        let name = match happened.change {
-            EndpointChange::Created => "endpoint.created",
-            EndpointChange::Updated => "endpoint.updated",
-            EndpointChange::Deleted => "endpoint.deleted",
-            EndpointChange::Enabled => "endpoint.enabled",
+        match happened.change {
             EndpointChange::DisabledByHand => {
                 data["failSince"] = Value::Null;
                 data["trigger"] = "manual".into();
-                "endpoint.disabled"
             }
             EndpointChange::Disabled { failing_since } => {
                 data["failSince"] = failing_since.map(|at| Shown(Timestamp::from_millis(at)).to_string()).into();
                 data["trigger"] = "automatic".into();
-                "endpoint.disabled"
             }
-        };
-        Self { name: name.to_owned(), data }
+            EndpointChange::Created | EndpointChange::Updated | EndpointChange::Deleted | EndpointChange::Enabled => {}
+        }
+        Self { name: of_endpoint(happened.change).to_owned(), data }
     }
 
     /// `event_id`: the message's; `attempt`: the one that brought the change.
@@ -76,11 +72,6 @@ impl Event {
         happened: &AttemptHappened,
         attempt: &Attempt,
     ) -> Self {
-        let name = match happened.change {
-            AttemptChange::Failing => "message.attempt.failing",
-            AttemptChange::Exhausted => "message.attempt.exhausted",
-            AttemptChange::Recovered => "message.attempt.recovered",
-        };
         let data = json!({
             "appId": ids.id_of(app),
             "appUid": app_uid,
@@ -94,7 +85,7 @@ impl Event {
                 "timestamp": Shown(attempt.record.started_at).to_string(),
             },
         });
-        Self { name: name.to_owned(), data }
+        Self { name: of_attempt(happened.change).to_owned(), data }
     }
 
     pub fn of_task(ids: &IdCodec, happened: &TaskHappened) -> Self {
@@ -130,6 +121,36 @@ impl Event {
             "status": if happened.cancelled { "failed" } else { "finished" },
             "data": data,
         });
-        Self { name: "background_task.finished".to_owned(), data }
+        Self { name: TASK_FINISHED.to_owned(), data }
+    }
+
+    /// What an entry's event will be called.
+    pub fn name_of(what: &Happened) -> &str {
+        match what {
+            Happened::Endpoint(happened) => of_endpoint(happened.change),
+            Happened::Attempt(happened) => of_attempt(happened.change),
+            Happened::Task(_) => TASK_FINISHED,
+            Happened::Alert(alert) => &alert.event_type,
+        }
     }
 }
+
+fn of_endpoint(change: EndpointChange) -> &'static str {
+    match change {
+        EndpointChange::Created => "endpoint.created",
+        EndpointChange::Updated => "endpoint.updated",
+        EndpointChange::Deleted => "endpoint.deleted",
+        EndpointChange::Enabled => "endpoint.enabled",
+        EndpointChange::DisabledByHand | EndpointChange::Disabled { .. } => "endpoint.disabled",
+    }
+}
+
+fn of_attempt(change: AttemptChange) -> &'static str {
+    match change {
+        AttemptChange::Failing => "message.attempt.failing",
+        AttemptChange::Exhausted => "message.attempt.exhausted",
+        AttemptChange::Recovered => "message.attempt.recovered",
+    }
+}
+
+const TASK_FINISHED: &str = "background_task.finished";

@@ -1,6 +1,7 @@
 //! Brings alerts to every channel: the log at once, the journal for the operational endpoints, and mail.
 //!
-//! No channel waits for another, and nobody who found something out waits for any of them.
+//! No channel waits for another, and nobody who found something out waits for any of them. Within a channel they keep their
+//! order: that something is over must not be told before that it began.
 
 use super::{Alert, Severity};
 use postrider_store::{AlertHappened, Store, StoreError};
@@ -18,6 +19,9 @@ pub struct Teller {
 impl Teller {
     /// For as long as the server runs.
     pub async fn keep(mut self) {
+        let (journal, entered) = mpsc::channel(WAITING_MAX);
+        let store = Arc::clone(&self.store);
+        tokio::spawn(enter_all(store, entered));
         while let Some(alert) = self.queue.recv().await {
             metrics::counter!("postrider_alerts_total").increment(1);
             match alert.severity {
@@ -36,22 +40,35 @@ impl Teller {
                     event_type: event.name.clone(),
                     data: event.data.to_string(),
                 };
-                tokio::spawn(enter(Arc::clone(&self.store), alert.clone(), happened));
+                if journal.try_send((alert, happened)).is_err() {
+                    metrics::counter!("postrider_alerts_dropped_total").increment(1);
+                }
             }
         }
     }
 }
 
 /// A store that cannot answer just now is asked again, for as long as the news is any.
-async fn enter(store: Arc<dyn Store>, alert: Alert, happened: AlertHappened) {
-    for _ in 0..TRIES_MAX {
-        match store.enter_alert(alert.app, happened.clone(), alert.at).await {
-            Ok(()) | Err(StoreError::Closed) => return,
-            Err(_) => tokio::time::sleep(TRY_AGAIN).await,
+async fn enter_all(store: Arc<dyn Store>, mut entered: mpsc::Receiver<(Alert, AlertHappened)>) {
+    while let Some((alert, happened)) = entered.recv().await {
+        let mut tries = 0;
+        loop {
+            match store.enter_alert(alert.app, happened.clone(), alert.at).await {
+                Ok(()) => break,
+                Err(StoreError::Closed) => return,
+                Err(_) if tries < TRIES_MAX => tokio::time::sleep(TRY_AGAIN).await,
+                Err(_) => {
+                    warn!(alert = alert.name, "an alert could not be entered, and is not sent by webhook");
+                    break;
+                }
+            }
+            tries += 1;
         }
     }
-    warn!(alert = alert.name, "an alert could not be entered, and is not sent by webhook");
 }
+
+/// Alerts that wait for a store which cannot be written to.
+const WAITING_MAX: usize = 1_024;
 
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 const TRIES_MAX: usize = 120;

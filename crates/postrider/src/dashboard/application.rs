@@ -49,8 +49,7 @@ async fn show(
         Path::api(&["app", &app, "endpoint"]).with("limit", Some("25")).with("iterator", query.get("iterator"));
     let list = site.inside.list::<Endpoint>(&session, &wanted).await?;
     let healths = list.data.iter().map(|endpoint| health_of(&site, &session, &app, &endpoint.id));
-    let (count, past) =
-        (Path::api(&["app", &app, "dead-letter", "count"]), Path::api(&["app", &app, "attempt-history"]));
+    let (count, past) = (Count::of(&app), Path::api(&["app", &app, "attempt-history"]));
     let (healths, dead, history) = futures_util::join!(
         join_all(healths),
         site.inside.get(&session, &count),

@@ -158,6 +158,14 @@ impl BackgroundTaskOut {
     }
 }
 
+impl BackgroundTaskOut {
+    /// Among others: what was found for each of thousands of applications is shown with the task alone.
+    fn listed(ids: &IdCodec, task: Task) -> Self {
+        let whole = Self::of(ids, task);
+        Self { data: DataOut { app_stats: None, event_types: None, ..whole.data }, ..whole }
+    }
+}
+
 impl DataOut {
     fn of(ids: &IdCodec, task: &Task) -> Self {
         let moment = |millis: i64| Some(Time(Timestamp::from_millis(millis)));
@@ -307,7 +315,7 @@ async fn list(State(api): State<Arc<Api>>, caller: Caller, mut query: Query) -> 
     let kinds = kinds_of(query.text("task")?.as_deref())?;
     query.finish()?;
     let rows = caller.tasks(&api).list(status, kinds, asked.page()).await?;
-    let list = asked.answer(rows, &api.ids, |task| task.key, |task| BackgroundTaskOut::of(&api.ids, task));
+    let list = asked.answer(rows, &api.ids, |task| task.key, |task| BackgroundTaskOut::listed(&api.ids, task));
     Ok(json(StatusCode::OK, &list))
 }
 

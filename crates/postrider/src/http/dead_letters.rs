@@ -296,13 +296,19 @@ fn key_of(letter: &DeadLetter) -> DeadKey {
         ("status_code" = Option<u16>, Query),
         ("since" = Option<Time>, Query),
         ("until" = Option<Time>, Query),
+        ("max" = Option<u64>, Query, minimum = 1, maximum = 1_000_000,
+            description = "Count no further than this: a million, if absent"),
     ),
-    responses((status = 200, body = CountOut)))]
+    responses((status = 200, body = CountOut), (status = 422, body = HttpValidationError)))]
 async fn count(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
     let filter = take_filter(&api, &app, &mut query).await?;
+    let max = query.parsed::<u64>("max", "a whole number")?.unwrap_or(COUNT_MAX);
     query.finish()?;
-    let count = app.store.count_dead_letters(filter, COUNT_MAX + 1).await?;
-    Ok(json(StatusCode::OK, &CountOut { count: count.min(COUNT_MAX), capped: count > COUNT_MAX }))
+    if !(1..=COUNT_MAX).contains(&max) {
+        return Err(Error::invalid_query("max", format!("must be between 1 and {COUNT_MAX}")));
+    }
+    let count = app.store.count_dead_letters(filter, max + 1).await?;
+    Ok(json(StatusCode::OK, &CountOut { count: count.min(max), capped: count > max }))
 }
 
 /// Replay all dead letters that match.

@@ -33,6 +33,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// As far back as hours are counted.
 const SPAN_MAX: Duration = Duration::from_hours(24 * 62);
 const APPS_MAX: usize = 1_000;
+/// Applications that a task holds something of.
+const FOUND_MAX: usize = 10_000;
 /// Read from the store in one go.
 const PIECE: usize = 250;
 
@@ -69,7 +71,8 @@ pub struct AppUsageStatsOut {
     tag = "Statistics", request_body = AppUsageStatsIn,
     responses(
         (status = 202, body = AppUsageStatsOut),
-        (status = 400, body = HttpErrorOut, description = "The span is too long, or ends before it begins"),
+        (status = 400, body = HttpErrorOut,
+            description = "The span is too long or ends before it begins, or there are more than 10,000 applications and none is named"),
         (status = 422, body = HttpValidationError),
     ))]
 async fn of_applications(
@@ -115,7 +118,10 @@ async fn of_applications(
 ///
 /// The result is in the background task's `data.event_types`.
 #[utoipa::path(put, path = "/api/v1/stats/usage/event-types", operation_id = "v1.statistics.aggregate-event-types",
-    tag = "Statistics", responses((status = 202, body = TaskOut)))]
+    tag = "Statistics", responses(
+        (status = 202, body = TaskOut),
+        (status = 400, body = HttpErrorOut, description = "There are more than 10,000 applications"),
+    ))]
 async fn of_event_types(
     State(api): State<Arc<Api>>,
     environment: Environment,
@@ -149,13 +155,19 @@ async fn ended(api: &Api, kind: TaskKind) -> Result<Task, StoreError> {
     })
 }
 
-async fn all_applications(store: &dyn Store) -> Result<Vec<Application>, StoreError> {
+/// No more than fit into one task.
+async fn all_applications(store: &dyn Store) -> Result<Vec<Application>, Error> {
     let (mut all, mut from) = (Vec::new(), None);
     loop {
         let page = store.applications(Page { from, order: Order::Ascending, limit: PIECE }).await?;
         let is_last = page.len() < PIECE;
         from = page.last().map(|application| Cut::Past(application.key));
         all.extend(page);
+        if all.len() > FOUND_MAX {
+            return Err(Error::InvalidRange(
+                "there are more than 10,000 applications, too many for one task: name up to 1,000 in `appIds`, or count endpoint by endpoint",
+            ));
+        }
         if is_last {
             return Ok(all);
         }
