@@ -115,6 +115,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["receive", "--script", "faults.toml"], "faults.toml: rule 1: unknown key `statsu`; did you mean `status`?"),
         (&["drill", "--story", "braker"], "there is no story `braker`; did you mean `breaker`?"),
         (&["drill"], "postrider token"),
+        (&["alerts", "test"], "postrider token"),
         (&["tail"], "postrider token"),
         (&["tail", "--endpoint", "e"], "--app"),
         (&["completion", "tcsh"], "fish"),
@@ -182,6 +183,7 @@ fn what_talks_to_a_server_can_print_json() {
         "api-keys revoke",
         "api-keys rotate",
         "audit",
+        "alerts test",
         "tail",
         "drill",
     ] {
@@ -618,14 +620,16 @@ fn shells_and_manuals_get_what_they_need() {
     {
         let (code, stdout, stderr) = ended(&run(folder.path(), &["completion", shell]));
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{shell}");
-        assert!(stdout.contains(expected) && stdout.contains("dead-letters"), "{shell}");
+        for expected in [expected, "dead-letters", "alerts"] {
+            assert!(stdout.contains(expected), "{shell}: {expected}");
+        }
     }
     let (code, page, _) = ended(&run(folder.path(), &["man"]));
     assert_eq!(code, Some(0));
     assert!(page.contains(".TH postrider 1") && page.contains("dead\\-letters"), "{page}");
     let (code, stdout, _) = ended(&run(folder.path(), &["man", "--out", "pages"]));
     assert_eq!((code, stdout.as_str()), (Some(0), ""));
-    for page in ["postrider.1", "postrider-send.1", "postrider-endpoints-add.1"] {
+    for page in ["postrider.1", "postrider-send.1", "postrider-endpoints-add.1", "postrider-alerts-test.1"] {
         assert!(folder.path().join("pages").join(page).is_file(), "{page}");
     }
 }
@@ -1024,6 +1028,39 @@ async fn a_key_is_made_used_rotated_revoked_and_all_of_it_is_in_the_audit_log() 
     assert_eq!(entries, expected);
     let shown = world.done(&["audit", "--operation", "v1.api-key.revoke"]);
     assert!(shown.contains(&id) && shown.lines().count() == 2, "{shown}");
+}
+
+#[tokio::test]
+async fn the_test_alert_ends_with_1_if_a_channel_failed() {
+    const OPERATIONAL: &str = "/api/v1/operational-webhook/endpoint";
+    let mut world = World::start().await;
+    let good = json!({ "url": world.subscriber.url("/good") });
+    let good = text(&world.api.create(OPERATIONAL, &good).await["id"]);
+    let off = json!({ "url": world.subscriber.url("/off"), "disabled": true });
+    let off = text(&world.api.create(OPERATIONAL, &off).await["id"]);
+    let table = world.done(&["alerts", "test"]);
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["CHANNEL", "STATUS", "DETAIL"]);
+    for expected in [
+        &["log", "written"][..],
+        &["mail", "off", "no", "mail", "server", "is", "set"],
+        &["webhook", &good, "delivered"],
+        &["webhook", &off, "disabled"],
+    ] {
+        assert!(lines.iter().any(|line| line == expected), "{expected:?} in {table}");
+    }
+    assert_eq!(world.json(&["alerts", "test"])["log"], "written");
+
+    world.subscriber.always("/bad", Answer::Status(500));
+    let bad = json!({ "url": world.subscriber.url("/bad") });
+    let bad = text(&world.api.create(OPERATIONAL, &bad).await["id"]);
+    let (code, table, stderr) = world.run(&["alerts", "test"]);
+    assert_eq!(code, Some(1), "{table}");
+    assert!(table.lines().any(|line| line.contains(&bad) && line.ends_with("answered 500")), "{table}");
+    assert_eq!(stderr, "postrider: 1 of 5 channels did not take the test alert\n");
+    let (code, stdout, _) = world.run(&["alerts", "test", "--json"]);
+    let came: Value = serde_json::from_str(&stdout).expect("one object all the same");
+    assert_eq!((code, came["webhooks"].as_array().map(Vec::len)), (Some(1), Some(3)), "{came}");
 }
 
 #[tokio::test]
