@@ -31,6 +31,7 @@ pub mod idempotency;
 pub mod message_in;
 pub mod messages;
 pub mod openapi;
+pub mod operational_deliveries;
 pub mod page;
 pub mod payload;
 pub mod portal;
@@ -170,6 +171,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
         .merge(endpoints::operational::routes())
+        .merge(operational_deliveries::routes())
         .merge(event_types::routes())
         .merge(expunge::routes())
         .merge(health::routes())
