@@ -5,13 +5,18 @@
 //! that does the work of all. Whether that is worth telling is decided by alarms, which tell each turn once.
 
 use super::{Alert, Alerts, Severity, events::Event};
-use crate::{clock::Clock, config::AlertRules, directory::Directory, ids::IdCodec};
+use crate::{
+    clock::Clock,
+    config::AlertRules,
+    directory::{Directory, EndpointEntry},
+    ids::IdCodec,
+};
 use postrider_engine::{
     AppKey, EndpointKey, Timestamp,
     alarm::{Alarm, Growth, Patience, RateRule, Reading, Tally, Turn, is_stuck, read_count},
     policy::Breaker,
 };
-use postrider_store::{By, Shards, Store, StoreError};
+use postrider_store::{By, OPERATIONAL, Shards, Store, StoreError};
 use serde_json::json;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -47,6 +52,7 @@ impl Lookout {
     /// For as long as the server runs.
     pub async fn keep(mut self) {
         let mut next_count = Instant::now();
+        let (look_every, count_every_max) = (look_every(&self.alarms.rules), shortest(&self.alarms.rules));
         loop {
             let now = self.clock.now();
             self.look_at_applications(now).await;
@@ -57,10 +63,10 @@ impl Lookout {
                     Err(StoreError::Closed) => return,
                     Err(error) => warn!(%error, "it could not be looked whether something is wrong"),
                 }
-                // To count takes the longer the more there is: a hundredth of the time at most.
-                next_count = begun + begun.elapsed().saturating_mul(COUNTING_SHARE);
+                // To count takes the longer the more there is: a hundredth of the time, unless that is too rare to notice.
+                next_count = begun + begun.elapsed().saturating_mul(COUNTING_SHARE).min(count_every_max);
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(look_every).await;
         }
     }
 
@@ -185,6 +191,7 @@ impl Alarms {
     ) -> Vec<(AppKey, Turn, Tally)> {
         let Some(rate_min) = self.rules.success_rate_min else { return Vec::new() };
         let rule = RateRule { rate_min, attempts_min: self.rules.attempts_min };
+        let patience = patience(&self.rules);
         // Those that were raised and have no traffic any more are looked at too.
         let raised =
             self.applications.keys().filter(|app| !tallies.contains_key(app)).map(|app| (*app, Tally::default()));
@@ -192,7 +199,7 @@ impl Alarms {
         let mut turns = Vec::new();
         for (app, tally) in all {
             let mut alarm = self.applications.remove(&app).unwrap_or_default();
-            let turn = alarm.look(rule.read(tally), AT_ONCE, now);
+            let turn = alarm.look(rule.read(tally), patience, now);
             if !alarm.is_quiet() {
                 self.applications.insert(app, alarm);
             }
@@ -219,6 +226,7 @@ impl Alarms {
 
     pub fn look_at_the_rest(&mut self, seen: Seen, now: Timestamp) -> Vec<(&'static str, Turn, u64)> {
         let AlertRules { window, backlog_growth, dead_letters_growth, breakers_open, .. } = self.rules;
+        let patience = patience(&self.rules);
         let mut turns = Vec::new();
         for (what, by, (alarm, growth), count) in [
             ("backlog_growing", backlog_growth, &mut self.backlog, seen.waiting),
@@ -226,10 +234,10 @@ impl Alarms {
         ] {
             let Some(by) = by else { continue };
             let reading = growth.read(count, by, window, now);
-            turns.extend(alarm.look(reading, AT_ONCE, now).map(|turn| (what, turn, count)));
+            turns.extend(alarm.look(reading, patience, now).map(|turn| (what, turn, count)));
         }
         if let Some(max) = breakers_open {
-            let turn = self.breakers.look(read_count(seen.breakers_open, max), AT_ONCE, now);
+            let turn = self.breakers.look(read_count(seen.breakers_open, max), patience, now);
             turns.extend(turn.map(|turn| ("breakers_open", turn, seen.breakers_open)));
         }
         turns
@@ -240,7 +248,8 @@ impl Alarms {
     }
 }
 
-/// Of what this node serves and might send: what a person has paused, or a breaker holds, is left out.
+/// Of what this node serves and might send: what a person has paused, or a breaker holds, is left out, and so is what
+/// operators are told.
 async fn oldest_due(store: &dyn Store, directory: &Directory, now: Timestamp) -> Result<Option<Timestamp>, StoreError> {
     let owned = store.owned();
     let mut due: Vec<_> = store.lanes(owned).await?.into_iter().filter(|lane| lane.next_due < now).collect();
@@ -256,7 +265,8 @@ async fn oldest_due(store: &dyn Store, directory: &Directory, now: Timestamp) ->
         .collect();
     for lane in due {
         let entry = directory.endpoint(lane.endpoint).await?;
-        let is_held = entry.is_some_and(|entry| entry.lane.parked || !entry.is_whole);
+        let is_held = |entry: &EndpointEntry| entry.lane.parked || !entry.is_whole || entry.lane.app == OPERATIONAL;
+        let is_held = entry.is_some_and(|entry| is_held(&entry));
         if !is_held && !tripped.contains(&lane.endpoint) {
             return Ok(Some(lane.next_due));
         }
@@ -265,9 +275,22 @@ async fn oldest_due(store: &dyn Store, directory: &Directory, now: Timestamp) ->
 }
 
 /// The windows are patience enough to raise an alarm; that it is over must last.
-const AT_ONCE: Patience = Patience { raise_after: Duration::ZERO, clear_after: Duration::from_mins(1) };
+fn patience(rules: &AlertRules) -> Patience {
+    Patience { raise_after: Duration::ZERO, clear_after: rules.window.min(OVER_FOR) }
+}
 
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Often enough for the shortest time that is watched.
+fn look_every(rules: &AlertRules) -> Duration {
+    (shortest(rules) / LOOKS_MIN).min(LOOK_EVERY_MAX)
+}
+
+fn shortest(rules: &AlertRules) -> Duration {
+    rules.oldest_due_max.map_or(rules.window, |oldest| oldest.min(rules.window))
+}
+
+const OVER_FOR: Duration = Duration::from_mins(1);
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(5);
+const LOOKS_MIN: u32 = 10;
 const COUNTING_SHARE: u32 = 100;
 
 #[cfg(test)]
