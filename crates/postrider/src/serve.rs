@@ -145,7 +145,10 @@ impl Server {
         let tops = Arc::new(Tops::new(settings.metrics_top, ids.clone()));
         let (bell, told) = alerts::Alerts::new(alerts::watch::Watch::over(settings.alerts.window));
         let bell = Arc::new(bell);
-        let mailer = settings.mail.as_ref().map(|mail| Mailer::new(mail, &settings.node_name).map(Arc::new));
+        let mailer = settings
+            .mail
+            .as_ref()
+            .map(|mail| Mailer::new(mail, &settings.node_name, extra_ca_pem.as_deref()).map(Arc::new));
         let mailer = mailer.transpose()?;
         let mail = mailer.as_ref().map(|mailer| {
             let (mail, queue) = mpsc::channel(MAIL_QUEUE_MAX);

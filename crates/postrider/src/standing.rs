@@ -5,7 +5,7 @@
 
 use crate::directory::{Directory, EndpointEntry};
 use postrider_engine::{EndpointKey, Timestamp, policy::Breaker};
-use postrider_store::{Counts, Shards, Store, StoreError};
+use postrider_store::{Counts, OPERATIONAL, Shards, Store, StoreError};
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -109,10 +109,13 @@ pub async fn oldest_due(
         .map(|(endpoint, _)| endpoint)
         .collect();
     for lane in due {
-        let is_held = tripped.contains(&lane.endpoint) || {
-            let entry = directory.endpoint(lane.endpoint).await?;
-            entry.is_some_and(|entry| entry.lane.parked || !entry.is_whole)
-        };
+        let entry = directory.endpoint(lane.endpoint).await?;
+        // What operators are told is not what they wait for.
+        if entry.as_ref().is_some_and(|entry| entry.lane.app == OPERATIONAL) {
+            continue;
+        }
+        let is_parked = entry.is_some_and(|entry| entry.lane.parked || !entry.is_whole);
+        let is_held = is_parked || tripped.contains(&lane.endpoint);
         let whose = if is_held { &mut oldest.theirs } else { &mut oldest.ours };
         whose.get_or_insert(lane.next_due);
         if oldest.ours.is_some() && oldest.theirs.is_some() {

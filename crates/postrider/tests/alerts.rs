@@ -1,16 +1,13 @@
 //! Alerts: found out by watching, told once, through every channel; and the button that tries them all.
 
+#[path = "alerts/post_office.rs"]
+mod post_office;
 mod support;
 
-use base64::{Engine, prelude::BASE64_STANDARD};
 use http::Method;
+use post_office::{Authority, PostOffice, Wire};
 use serde_json::{Value, json};
-use std::{
-    io::{BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    sync::{Arc, Mutex},
-    thread,
-};
+use std::net::{SocketAddr, TcpListener};
 use support::{
     eventually,
     house::House,
@@ -24,6 +21,8 @@ on_both_stores! {
     an_application_whose_attempts_fail_is_told_of_once,
     the_test_alert_says_what_came_of_each_channel,
     a_node_whose_work_lies_is_not_ready_and_alive,
+    what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over,
+    work_that_lies_turns_readiness_red_until_it_goes_on,
 }
 
 const OPERATIONAL: &str = "/api/v1/operational-webhook/endpoint";
@@ -102,22 +101,101 @@ async fn a_node_whose_work_lies_is_not_ready_and_alive(store: StoreKind) {
     assert_eq!(house.get("health/live").await.status, 204, "whatever else is wrong");
 }
 
+async fn what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    with_variables(
+        &mut world,
+        &[
+            ("POSTRIDER_ALERT_WINDOW", "2s"),
+            ("POSTRIDER_ALERT_BACKLOG_GROWTH", "20"),
+            ("POSTRIDER_ALERT_DEAD_LETTERS_GROWTH", "5"),
+            ("POSTRIDER_ALERT_BREAKERS_OPEN", "2"),
+        ],
+    );
+    let system = ["postrider.system.raised", "postrider.system.cleared"];
+    listen(&mut world, "/ops", json!({"eventTypes": system})).await;
+    let breaker = json!({"failures": 1, "coolDown": "10m"});
+    for (path, more) in [
+        ("/one", json!({"channels": ["breaks"], "circuitBreaker": breaker, "retryPolicy": hasty(9)})),
+        ("/two", json!({"channels": ["breaks"], "circuitBreaker": breaker, "retryPolicy": hasty(9)})),
+        ("/paused", json!({"channels": ["waits"], "disabled": true})),
+        ("/refusing", json!({"channels": ["dies"], "circuitBreaker": false})),
+    ] {
+        world.endpoint(path, more).await;
+    }
+    for (path, status) in [("/one", 503), ("/two", 503), ("/refusing", 400)] {
+        world.receiver.always(path, Answer::Status(status));
+    }
+    let told = |world: &World, name: &str| -> Vec<String> {
+        let events = events_at(world, "/ops", name);
+        let mut alerts: Vec<String> =
+            events.iter().map(|event| event["data"]["alert"].as_str().expect("a word").to_owned()).collect();
+        alerts.sort();
+        alerts
+    };
+    let [raised, cleared] = system;
+    for (channel, alert) in
+        [("breaks", "breakers_open"), ("waits", "backlog_growing"), ("dies", "dead_letters_growing")]
+    {
+        // It goes on until it is told of.
+        eventually(alert, async || {
+            world.send_with("a.b", json!({"channels": [channel]})).await;
+            told(&world, raised).contains(&alert.to_owned()).then_some(())
+        })
+        .await;
+    }
+    for path in ["one", "two"] {
+        world.receiver.always(&format!("/{path}"), Answer::Status(204));
+        let (status, answer) = world.post(&format!("endpoint/{path}/health/reset"), Value::Null).await;
+        assert!(status < 300, "{answer}");
+    }
+    let all = ["backlog_growing", "breakers_open", "dead_letters_growing"];
+    eventually("all of it to be over", async || (told(&world, cleared).len() >= all.len()).then_some(())).await;
+    assert_eq!(
+        (told(&world, raised), told(&world, cleared)),
+        (all.map(str::to_owned).to_vec(), all.map(str::to_owned).to_vec())
+    );
+    let log = world.server.log();
+    for about in ["the backlog grows", "many endpoints fail", "dead letters grow"] {
+        for state in ["raised", "cleared"] {
+            assert_eq!(log.matches(&format!("System, {state}: {about}")).count(), 1, "{state}: {about}");
+        }
+    }
+}
+
+async fn work_that_lies_turns_readiness_red_until_it_goes_on(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    with_variables(&mut world, &[("POSTRIDER_ALERT_OLDEST_DUE", "1s")]);
+    listen(&mut world, "/ops", json!({})).await;
+    // The second attempt is due and has no end, and nothing else is done meanwhile.
+    world.receiver.script("/shop", [Answer::Status(500)], Answer::Hang);
+    world.endpoint("/shop", json!({"retryPolicy": hasty(2), "timeouts": {"firstByte": "12s", "total": "12s"}})).await;
+    assert_eq!(ready(&mut world).await, 204);
+    world.send("a.b").await;
+    eventually("red", async || (ready(&mut world).await == 503).then_some(())).await;
+    assert_eq!(world.client.send(Method::GET, "/api/v1/health/live", &[], "").await.expect("an answer").0, 204);
+    let told = eventually("the alert", async || events_at(&world, "/ops", "postrider.system.raised").pop()).await;
+    assert_eq!(told["data"]["alert"], "work_stuck");
+    assert!(told["data"]["value"].as_u64() >= Some(1), "{told}");
+    // That operators were told of it does not mean that it moves.
+    assert_eq!(ready(&mut world).await, 503);
+    eventually("green", async || (ready(&mut world).await == 204).then_some(())).await;
+    assert!(world.receiver.arrivals_at("/shop")[1].closed.is_some(), "not before it went on");
+    let over = eventually("the end", async || events_at(&world, "/ops", "postrider.system.cleared").pop()).await;
+    assert_eq!(over["data"]["alert"], "work_stuck");
+    assert_eq!(events_at(&world, "/ops", "postrider.system.raised").len(), 1, "once");
+}
+
+async fn ready(world: &mut World) -> u16 {
+    world.client.send(Method::GET, "/api/v1/health/ready", &[], "").await.expect("an answer").0.as_u16()
+}
+
 #[tokio::test]
 async fn alerts_are_mailed_and_a_broken_mail_server_holds_nobody_up() {
     let mut world = World::start().await;
     let post_office = PostOffice::open();
     let mail = |address: SocketAddr| format!("smtp+plain://someone:secret-canary@{address}");
-    let settings = |server: &str| {
-        [
-            ("POSTRIDER_ALERT_MAIL_SERVER", server.to_owned()),
-            ("POSTRIDER_ALERT_MAIL_FROM", "alerts@example.com".to_owned()),
-            ("POSTRIDER_ALERT_MAIL_TO", "ops@example.com,boss@example.com".to_owned()),
-        ]
-    };
-    let start = |world: &mut World, server: &str| {
-        let settings = settings(server);
-        with_variables(world, &settings.each_ref().map(|(name, value)| (*name, value.as_str())));
-    };
+    let start = |world: &mut World, server: &str| mail_by(world, server, None);
     start(&mut world, &mail(post_office.address));
     assert_eq!(test_alert(&mut world).await["mail"], json!({"status": "sent"}));
     let letter = post_office.letters().pop().expect("a letter");
@@ -148,73 +226,49 @@ async fn alerts_are_mailed_and_a_broken_mail_server_holds_nobody_up() {
     }
 }
 
-/// A mail server inside the test.
-struct PostOffice {
-    address: SocketAddr,
-    letters: Arc<Mutex<Vec<String>>>,
+#[tokio::test]
+async fn mail_goes_over_tls_and_only_to_a_server_that_is_trusted() {
+    let mut world = World::start().await;
+    let (ours, strange) = (Authority::new("ours"), Authority::new("strange"));
+    for (scheme, wire) in [("smtps", Wire::Always), ("smtp", Wire::Started)] {
+        let server = |office: &PostOffice| format!("{scheme}://someone:secret-canary@{}", office.address);
+        let office = PostOffice::secure(wire, ours.issue("127.0.0.1"));
+        mail_by(&mut world, &server(&office), Some(&ours));
+        assert_eq!(test_alert(&mut world).await["mail"], json!({"status": "sent"}), "{scheme}");
+        assert_eq!(office.letters().len(), 1, "{scheme}");
+        assert!(office.heard().iter().any(|line| line.starts_with("AUTH ")), "it is the right place for a password");
+
+        for (certificate, trusted, flaw) in [
+            (ours.issue("127.0.0.1"), None, "UnknownIssuer"),
+            (strange.issue("127.0.0.1"), Some(&ours), "UnknownIssuer"),
+            (ours.issue("mail.example.com"), Some(&ours), "not valid for name"),
+            (ours.issue_expired("127.0.0.1"), Some(&ours), "expired"),
+        ] {
+            let office = PostOffice::secure(wire, certificate);
+            mail_by(&mut world, &server(&office), trusted);
+            let failed = test_alert(&mut world).await["mail"].clone();
+            let detail = failed["detail"].as_str().expect("why");
+            assert_eq!(failed["status"], "failed");
+            assert!(detail.contains("certificate is not trusted") && detail.contains("extra_ca_file"), "{detail}");
+            assert!(detail.contains(flaw), "{flaw} in {detail}");
+            assert!(!office.heard().iter().any(|line| line.starts_with("AUTH ")), "{scheme}: {flaw}");
+        }
+    }
+    // Whoever offers no STARTTLS, or someone between who leaves it out, gets neither password nor letter.
+    let plain = PostOffice::open();
+    mail_by(&mut world, &format!("smtp://someone:secret-canary@{}", plain.address), Some(&ours));
+    assert_eq!(test_alert(&mut world).await["mail"]["status"], "failed");
+    assert!(plain.letters().is_empty() && !plain.heard().iter().any(|line| line.starts_with("AUTH ")));
+    assert!(!world.server.log().contains("secret-canary"));
 }
 
-impl PostOffice {
-    fn open() -> Self {
-        Self::answering("250 ok")
-    }
-
-    fn refusing() -> Self {
-        Self::answering("550 not here")
-    }
-
-    fn answering(to_recipients: &'static str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("its address");
-        let letters = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&letters);
-        thread::spawn(move || {
-            for caller in listener.incoming().flatten() {
-                let kept = Arc::clone(&kept);
-                thread::spawn(move || serve(caller, to_recipients, &kept));
-            }
-        });
-        Self { address, letters }
-    }
-
-    fn letters(&self) -> Vec<String> {
-        self.letters.lock().expect("nobody panics").clone()
-    }
-}
-
-fn serve(caller: TcpStream, to_recipients: &str, letters: &Mutex<Vec<String>>) -> Option<()> {
-    let mut writer = caller.try_clone().ok()?;
-    let mut lines = BufReader::new(caller).lines();
-    let mut seen = String::new();
-    writer.write_all(b"220 ready\r\n").ok()?;
-    loop {
-        let line = lines.next()?.ok()?;
-        seen.push_str(&line);
-        seen.push('\n');
-        let answer = match line.split([' ', ':']).next()? {
-            "EHLO" => "250-hello\r\n250 AUTH PLAIN",
-            "AUTH" => "235 welcome",
-            "RCPT" => to_recipients,
-            "DATA" => {
-                writer.write_all(b"354 go on\r\n").ok()?;
-                loop {
-                    let line = lines.next()?.ok()?;
-                    if line == "." {
-                        break;
-                    }
-                    seen.push_str(&line);
-                    seen.push('\n');
-                }
-                let letter = std::mem::take(&mut seen);
-                let (head, body) = letter.split_once("\n\n").expect("a head and a body");
-                let body = BASE64_STANDARD.decode(body.replace('\n', "")).expect("base64");
-                let read = format!("{head}\n\n{}", String::from_utf8(body).expect("text"));
-                letters.lock().expect("nobody panics").push(read);
-                "250 taken"
-            }
-            "QUIT" => "221 bye",
-            _ => "250 ok",
-        };
-        writer.write_all(format!("{answer}\r\n").as_bytes()).ok()?;
-    }
+fn mail_by(world: &mut World, server: &str, trusted: Option<&Authority>) {
+    let file = trusted.map(|authority| authority.file().display().to_string());
+    let mut variables = vec![
+        ("POSTRIDER_ALERT_MAIL_SERVER", server),
+        ("POSTRIDER_ALERT_MAIL_FROM", "alerts@example.com"),
+        ("POSTRIDER_ALERT_MAIL_TO", "ops@example.com,boss@example.com"),
+    ];
+    variables.extend(file.as_deref().map(|file| ("POSTRIDER_EXTRA_CA_FILE", file)));
+    with_variables(world, &variables);
 }

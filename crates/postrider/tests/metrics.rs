@@ -161,6 +161,67 @@ fn the_dashboard_and_the_alerts_ask_for_what_there_is() {
 }
 
 #[test]
+fn the_dashboard_is_well_formed_and_prometheus_understands_every_panel() {
+    let dashboard: Value = serde_json::from_str(&read("deploy/grafana/postrider.json")).expect("JSON");
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut panels = list(&dashboard["panels"]);
+    let inner: Vec<Value> = panels.iter().flat_map(|panel| list(&panel["panels"])).collect();
+    panels.extend(inner);
+    let ids: BTreeSet<u64> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+    assert!(!word(&dashboard["uid"]).is_empty() && dashboard["id"].is_null(), "it is known by its uid");
+
+    let variables = list(&dashboard["templating"]["list"]);
+    let names: BTreeSet<String> = variables.iter().map(|variable| word(&variable["name"])).collect();
+    assert_eq!(names.len(), variables.len(), "{names:?}");
+    let source = variables.iter().find(|variable| variable["name"] == "datasource").expect("one for the data source");
+    assert_eq!((&source["type"], &source["query"]), (&json!("datasource"), &json!("prometheus")));
+    let chosen = json!({"type": "prometheus", "uid": "${datasource}"});
+    for variable in variables.iter().filter(|variable| variable["type"] == "query") {
+        assert_eq!(variable["datasource"], chosen, "{variable}");
+        assert_eq!(variable["query"]["query"], variable["definition"], "{variable}");
+    }
+
+    let mut rules = Vec::new();
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        let (id, targets) = (&panel["id"], list(&panel["targets"]));
+        assert_eq!(panel["datasource"], chosen, "panel {id}");
+        assert!(!targets.is_empty() && !word(&panel["title"]).is_empty(), "panel {id}");
+        let letters: BTreeSet<String> = targets.iter().map(|target| word(&target["refId"])).collect();
+        assert_eq!(letters.len(), targets.len(), "panel {id}");
+        for target in &targets {
+            let expression = filled_in(&word(&target["expr"]), &names);
+            rules.push(json!({"record": format!("panel:{id}_{}", word(&target["refId"])), "expr": expression}));
+        }
+    }
+    assert!(rules.len() > 25, "{}", rules.len());
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |rules: &[Value]| {
+        let text = json!({"groups": [{"name": "panels", "rules": rules}]}).to_string();
+        fs::write(folder.path().join("panels.yml"), text).expect("written");
+    };
+    write(&rules);
+    promtool(&["check", "rules", "panels.yml"], folder.path(), "");
+    rules.push(json!({"record": "panel:broken", "expr": "sum(rate(x[5m])"}));
+    write(&rules);
+    assert!(!ask_promtool(&["check", "rules", "panels.yml"], folder.path(), "").0, "the tool does look");
+}
+
+/// As Grafana would ask it: with something in place of each variable. There are no others.
+fn filled_in(expression: &str, variables: &BTreeSet<String>) -> String {
+    let mut filled = expression.to_owned();
+    for (name, value) in [("__rate_interval", "5m"), ("__interval", "1m"), ("__range", "1h")] {
+        filled = filled.replace(&format!("${name}"), value).replace(&format!("${{{name}}}"), value);
+    }
+    for name in variables {
+        filled = filled.replace(&format!("${{{name}}}"), ".*").replace(&format!("${name}"), ".*");
+    }
+    assert!(!filled.contains('$') && !filled.is_empty(), "{expression}");
+    filled
+}
+
+#[test]
 fn the_alerts_ring_when_they_should() {
     let folder = root().join("deploy/prometheus");
     promtool(&["check", "rules", "postrider.rules.yml"], &folder, "");

@@ -32,6 +32,7 @@ on_both_stores! {
     the_fate_of_a_message_is_told,
     what_happened_before_a_kill_is_told_after_it,
     a_broken_operational_endpoint_is_not_told_of,
+    what_operators_were_not_told_is_listed_and_sent_again,
 }
 
 fn client(world: &World) -> Svix {
@@ -272,11 +273,12 @@ async fn what_happened_before_a_kill_is_told_after_it(store: StoreKind) {
         made.insert(format!("hook-{number}"));
     }
     world.kill_and_start_again();
-    eventually("all to be told", async || (events_at(&world, "/ops").len() >= 20).then_some(())).await;
-    let told = events_at(&world, "/ops");
-    let names: BTreeSet<String> =
-        told.iter().map(|event| event["data"]["endpointUid"].as_str().expect("a uid").to_owned()).collect();
-    assert_eq!(names, made);
+    eventually("all to be told", async || {
+        let told = events_at(&world, "/ops");
+        let names = told.iter().map(|event| event["data"]["endpointUid"].as_str().expect("a uid").to_owned());
+        (names.collect::<BTreeSet<_>>() == made).then_some(())
+    })
+    .await;
     // What was on the network at the kill may come twice, under the same id.
     let messages: BTreeSet<String> =
         world.receiver.arrivals_at("/ops").iter().map(|arrival| arrival.header("webhook-id").to_owned()).collect();
@@ -299,6 +301,48 @@ async fn a_broken_operational_endpoint_is_not_told_of(store: StoreKind) {
     assert!(told.iter().all(|event| event["type"] == "endpoint.created"), "{told:?}");
 }
 
+async fn what_operators_were_not_told_is_listed_and_sent_again(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    world.receiver.script("/ops", [Answer::Status(400)], Answer::Status(204));
+    listen(&mut world, "/ops", json!({})).await;
+    world.endpoint("/one", json!({})).await;
+    let dead = eventually("the dead letter", async || {
+        let all: Vec<Value> = world.client.list(DEAD_LETTERS).await.expect("a list");
+        all.into_iter().next()
+    })
+    .await;
+    assert_eq!((&dead["eventType"], &dead["reason"]), (&json!("endpoint.created"), &json!("permanent")), "{dead}");
+    assert_eq!(dead["endpointUrl"], world.receiver.url("/ops"));
+    let attempts = format!("{OPERATIONAL}/ops/attempt");
+    let tried: Vec<Value> = world.client.list(&format!("{attempts}?with_msg=true")).await.expect("a list");
+    assert_eq!(tried.len(), 1, "{tried:?}");
+    let (status, event) = (&tried[0]["responseStatusCode"], &tried[0]["msg"]["eventType"]);
+    assert_eq!((status, event), (&json!(400), &json!("endpoint.created")));
+    let none: Vec<Value> = world.client.list(&format!("{DEAD_LETTERS}?reason=expired")).await.expect("a list");
+    assert_eq!(none, Vec::<Value>::new());
+
+    let replay = format!("{DEAD_LETTERS}/{}/endpoint/ops/replay", dead["msgId"].as_str().expect("an id"));
+    assert_eq!(world.client.create(&replay, &json!({})).await, json!({"replayed": true}));
+    let arrived = world.receiver.wait_for("/ops", 2).await;
+    assert_eq!(arrived[0].header("webhook-id"), arrived[1].header("webhook-id"), "the same event");
+    eventually("the second attempt", async || {
+        let tried: Vec<Value> = world.client.list(&attempts).await.expect("a list");
+        (tried.len() == 2 && tried[0]["responseStatusCode"] == 204).then_some(())
+    })
+    .await;
+
+    // A tenant has no part in it, and its messages are none of these.
+    let message = world.send("a.b").await;
+    let foreign = format!("{DEAD_LETTERS}/{message}/endpoint/ops/replay");
+    assert_eq!(world.client.send(Method::POST, &foreign, &[], "").await.expect("an answer").0, 404);
+    let app = world.get("").await["id"].as_str().expect("an id").to_owned();
+    let mut tenant = support::api::Client::new(world.server.address(), &world.server.make_token(&["--app", &app]));
+    for (method, path) in [(Method::GET, DEAD_LETTERS), (Method::GET, &attempts), (Method::POST, &replay)] {
+        assert_eq!(tenant.send(method, path, &[], "").await.expect("an answer").0, 403, "{path}");
+    }
+}
+
+const DEAD_LETTERS: &str = "/api/v1/operational-webhook/dead-letter";
 const OPERATIONAL: &str = "/api/v1/operational-webhook/endpoint";
 
 async fn listen(world: &mut World, path: &str, more: Value) {

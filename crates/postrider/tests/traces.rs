@@ -155,6 +155,13 @@ async fn without_a_collector_a_trace_is_passed_on_as_it_came_and_none_is_begun()
     for arrival in &scene.receiver.wait_for("/hook", 3).await[1..] {
         assert!(!arrival.headers.contains_key("traceparent") && !arrival.headers.contains_key("tracestate"));
     }
+    // An example is a message like any other.
+    let path = "/api/v1/app/acme/endpoint/hook/send-example";
+    let body = json!({"eventType": "svix.ping"}).to_string();
+    let sent = scene.client.send(Method::POST, path, &[("traceparent", &parent)], &body).await.expect("an answer");
+    assert_eq!(sent.0, 202);
+    let arrived = scene.receiver.wait_for("/hook", 4).await;
+    assert_eq!(arrived[3].header("traceparent"), parent);
 }
 
 #[tokio::test]

@@ -48,13 +48,14 @@ impl Lookout {
     /// For as long as the server runs.
     pub async fn keep(mut self) {
         let (mut next_work, mut next_rest) = (Instant::now(), Instant::now());
+        let look_every = look_every(&self.alarms.rules);
         loop {
             let now = self.clock.now();
             self.look_at_applications(now).await;
             let begun = Instant::now();
             let looked = if next_work <= begun {
                 let looked = self.look_at_work(now).await;
-                next_work = begun + pause_after(begun.elapsed());
+                next_work = begun + pause_after(begun.elapsed(), &self.alarms.rules);
                 looked
             } else {
                 Ok(())
@@ -63,7 +64,7 @@ impl Lookout {
             let begun = Instant::now();
             let looked = if looked.is_ok() && next_rest <= begun {
                 let looked = self.look_at_the_rest(now).await;
-                next_rest = begun + pause_after(begun.elapsed());
+                next_rest = begun + pause_after(begun.elapsed(), &self.alarms.rules);
                 looked
             } else {
                 looked
@@ -73,7 +74,7 @@ impl Lookout {
                 Err(StoreError::Closed) => return,
                 Err(error) => warn!(%error, "it could not be looked whether something is wrong"),
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(look_every).await;
         }
     }
 
@@ -218,6 +219,7 @@ impl Alarms {
     ) -> Vec<(AppKey, Turn, Tally)> {
         let Some(rate_min) = self.rules.success_rate_min else { return Vec::new() };
         let rule = RateRule { rate_min, attempts_min: self.rules.attempts_min };
+        let patience = patience(&self.rules);
         // Those that were raised and have no traffic any more are looked at too.
         let raised =
             self.applications.keys().filter(|app| !tallies.contains_key(app)).map(|app| (*app, Tally::default()));
@@ -225,7 +227,7 @@ impl Alarms {
         let mut turns = Vec::new();
         for (app, tally) in all {
             let mut alarm = self.applications.remove(&app).unwrap_or_default();
-            let turn = alarm.look(rule.read(tally), AT_ONCE, now);
+            let turn = alarm.look(rule.read(tally), patience, now);
             if !alarm.is_quiet() {
                 self.applications.insert(app, alarm);
             }
@@ -268,6 +270,7 @@ impl Alarms {
 
     pub fn look_at_the_rest(&mut self, seen: Seen, now: Timestamp) -> Vec<(&'static str, Turn, u64)> {
         let AlertRules { window, backlog_growth, dead_letters_growth, breakers_open, .. } = self.rules;
+        let patience = patience(&self.rules);
         let mut turns = Vec::new();
         for (what, by, (alarm, growth), count) in [
             ("backlog_growing", backlog_growth, &mut self.backlog, seen.waiting),
@@ -275,10 +278,10 @@ impl Alarms {
         ] {
             let Some(by) = by else { continue };
             let reading = growth.read(count, by, window, now);
-            turns.extend(alarm.look(reading, AT_ONCE, now).map(|turn| (what, turn, count)));
+            turns.extend(alarm.look(reading, patience, now).map(|turn| (what, turn, count)));
         }
         if let Some(max) = breakers_open {
-            let turn = self.breakers.look(read_count(seen.breakers_open, max), AT_ONCE, now);
+            let turn = self.breakers.look(read_count(seen.breakers_open, max), patience, now);
             turns.extend(turn.map(|turn| ("breakers_open", turn, seen.breakers_open)));
         }
         turns
@@ -290,15 +293,29 @@ impl Alarms {
 }
 
 /// The windows are patience enough to raise an alarm; that it is over must last.
-const AT_ONCE: Patience = Patience { raise_after: Duration::ZERO, clear_after: Duration::from_mins(1) };
+fn patience(rules: &AlertRules) -> Patience {
+    Patience { raise_after: Duration::ZERO, clear_after: rules.window.min(OVER_FOR) }
+}
 
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Often enough for the shortest time that is watched.
+fn look_every(rules: &AlertRules) -> Duration {
+    (shortest(rules) / LOOKS_MIN).min(LOOK_EVERY_MAX)
+}
+
+fn shortest(rules: &AlertRules) -> Duration {
+    rules.oldest_due_max.map_or(rules.window, |oldest| oldest.min(rules.window))
+}
 
 /// To look takes the longer the more there is: a hundredth of the time, while it takes less than a second. One look that
-/// took very long must not make us blind for an hour.
-fn pause_after(took: Duration) -> Duration {
-    took.saturating_mul(100).min(Duration::from_mins(1))
+/// took very long must not make us blind for an hour, or for longer than what is watched takes.
+fn pause_after(took: Duration, rules: &AlertRules) -> Duration {
+    took.saturating_mul(100).min(PAUSE_MAX).min(shortest(rules))
 }
+
+const OVER_FOR: Duration = Duration::from_mins(1);
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(5);
+const LOOKS_MIN: u32 = 10;
+const PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// Longer than a request may take, unless its endpoint's rules say otherwise.
 const TRYING_MAX: Duration = Duration::from_mins(1);
@@ -400,7 +417,7 @@ mod tests {
     #[test]
     fn one_look_that_took_long_does_not_blind_for_long() {
         for (took, pause) in [(1, 100), (300, 30_000), (15_000, 60_000)] {
-            assert_eq!(pause_after(Duration::from_millis(took)), Duration::from_millis(pause), "{took} ms");
+            assert_eq!(pause_after(Duration::from_millis(took), &rules()), Duration::from_millis(pause), "{took} ms");
         }
     }
 

@@ -12,10 +12,10 @@ use lettre::{
     address::Envelope,
     transport::smtp::{
         authentication::Credentials,
-        client::{Tls, TlsParameters},
+        client::{Certificate, Tls, TlsParameters},
     },
 };
-use std::{fmt::Write, time::Duration};
+use std::{error::Error, fmt::Write, io, iter, time::Duration};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -28,9 +28,17 @@ pub struct Mailer {
 }
 
 impl Mailer {
-    pub fn new(settings: &MailSettings, node: &str) -> anyhow::Result<Self> {
+    /// `extra_ca_pem`: authorities that the mail server's certificate may come from, besides the public ones.
+    pub fn new(settings: &MailSettings, node: &str, extra_ca_pem: Option<&[u8]>) -> anyhow::Result<Self> {
         let MailServer { host, port, tls, user } = &settings.server;
-        let parameters = || TlsParameters::new_rustls(host.clone()).context("preparing TLS to the mail server");
+        let parameters = || {
+            let mut parameters = TlsParameters::builder(host.clone());
+            if let Some(pem) = extra_ca_pem {
+                let authorities = Certificate::from_pem(pem).context("reading the authorities for the mail server")?;
+                parameters = parameters.add_root_certificate(authorities);
+            }
+            parameters.build_rustls().context("preparing TLS to the mail server")
+        };
         let tls = match tls {
             MailTls::Always => Tls::Wrapper(parameters()?),
             MailTls::Started => Tls::Required(parameters()?),
@@ -53,7 +61,7 @@ impl Mailer {
         let letter = self.written(subject, &text);
         match tokio::time::timeout(PATIENCE * 3, self.transport.send_raw(&envelope, letter.as_bytes())).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Err(error)) => Err(told(&error)),
             Err(_) => Err("the mail server did not answer in time".to_owned()),
         }
     }
@@ -72,6 +80,24 @@ impl Mailer {
             self.from,
             lines.join("\r\n")
         )
+    }
+}
+
+/// What went wrong, for whoever can mend it.
+fn told(error: &(dyn Error + 'static)) -> String {
+    let mut causes = iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
+    let refused = causes.find_map(|cause| {
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        match inner.and_then(|inner| inner.downcast_ref()).or_else(|| cause.downcast_ref()) {
+            Some(rustls::Error::InvalidCertificate(flaw)) => Some(flaw.to_string()),
+            _ => None,
+        }
+    });
+    match refused {
+        Some(flaw) => format!(
+            "the mail server's certificate is not trusted ({flaw}); a private authority is named by `extra_ca_file`"
+        ),
+        None => error.to_string(),
     }
 }
 

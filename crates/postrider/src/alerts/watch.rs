@@ -48,8 +48,11 @@ impl Watch {
         windows.entry(app).or_default().note(succeeded, self.span, now);
     }
 
-    /// Outcomes were written down.
-    pub fn settled(&self, now: Timestamp) {
+    /// Outcomes were written down, of these applications. That somebody was told of what lies does not mean that it moves.
+    pub fn settled(&self, apps: impl IntoIterator<Item = AppKey>, now: Timestamp) {
+        if apps.into_iter().all(|app| app == OPERATIONAL) {
+            return;
+        }
         self.done_at.store(now.as_millis(), Ordering::Relaxed);
     }
 
@@ -87,6 +90,21 @@ mod tests {
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_millis(1_800_000_000_000 + seconds * 1_000)
+    }
+
+    #[test]
+    fn telling_operators_is_not_the_work_that_they_are_told_of() {
+        let watch = Watch::default();
+        for (apps, now, expected) in [
+            (&[OPERATIONAL][..], 1, None),
+            (&[], 2, None),
+            (&[OPERATIONAL, AppKey::new(5)], 3, Some(at(3))),
+            (&[OPERATIONAL], 4, Some(at(3))),
+            (&[AppKey::new(5)], 5, Some(at(5))),
+        ] {
+            watch.settled(apps.iter().copied(), at(now));
+            assert_eq!(watch.done_at(), expected, "{apps:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Its words, exit codes and what it prints on standard output are an interface: scripts rely on them.
 //! Results go to standard output, everything said to a person goes to standard error.
 
+mod alerts;
 mod api_keys;
 mod audit;
 mod backup;
@@ -79,6 +80,8 @@ enum Command {
     ApiKeys(api_keys::Args),
     /// Show who changed what by the API
     Audit(audit::Args),
+    /// Try whether those who should be told of trouble can be
+    Alerts(alerts::Args),
     /// Send a message through a running server
     Send(send::Args),
     /// Follow the attempts of applications as they are made
@@ -131,6 +134,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Keys(args) => on_runtime(keys::run(args)),
         Command::ApiKeys(args) => on_runtime(api_keys::run(args)),
         Command::Audit(args) => on_runtime(audit::run(args)),
+        Command::Alerts(args) => on_runtime(alerts::run(args)),
         Command::Send(args) => on_runtime(send::run(args)),
         Command::Tail(args) => on_runtime(tail::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),

@@ -46,13 +46,14 @@ pub fn paint(colour: Colour, text: &str) -> String {
 /// What the words mean that say how things stand, wherever they are shown.
 fn colour_of(word: &str) -> Option<Colour> {
     match word {
-        "success" | "delivered" | "healthy" | "closed" | "enabled" | "finished" | "ok" | "current" => {
-            Some(Colour::Green)
+        "success" | "delivered" | "healthy" | "closed" | "enabled" | "finished" | "ok" | "current" | "sent"
+        | "written" => Some(Colour::Green),
+        "pending" | "sending" | "waiting" | "running" | "warning" | "refusing" | "failing" | "probing"
+        | "half-open" | "transient" | "ambiguous" => Some(Colour::Yellow),
+        "fail" | "failed" | "dead" | "disabled" | "tripped" | "open" | "problem" | "ended early" | "permanent"
+        | "gone" | "exhausted" | "expired" | "cancelled" | "canceled" | "breaker" | "endpoint-gone" => {
+            Some(Colour::Red)
         }
-        "pending" | "sending" | "running" | "warning" | "refusing" | "failing" | "probing" | "half-open"
-        | "transient" | "ambiguous" => Some(Colour::Yellow),
-        "fail" | "dead" | "disabled" | "tripped" | "open" | "problem" | "ended early" | "permanent" | "gone"
-        | "exhausted" | "expired" | "cancelled" | "canceled" | "breaker" | "endpoint-gone" => Some(Colour::Red),
         _ => None,
     }
 }

@@ -70,11 +70,11 @@ impl RawAlerts {
             return Err(("alert_attempts_min", "must be at least 1".to_owned()));
         }
         if !WINDOW_RANGE.contains(&self.window) {
-            return Err(("alert_window", "must be between 1m and 24h".to_owned()));
+            return Err(("alert_window", "must be between 1s and 24h".to_owned()));
         }
         let oldest = self.oldest_due;
         if !oldest.is_zero() && oldest < OLDEST_DUE_MIN {
-            return Err(("alert_oldest_due", "must be at least 30s; 0s turns it off".to_owned()));
+            return Err(("alert_oldest_due", "must be at least 1s; 0s turns it off".to_owned()));
         }
         let unless_zero = |count: u64| (count > 0).then_some(count);
         Ok(AlertRules {
@@ -137,8 +137,8 @@ fn read_server(text: &str) -> Result<MailServer, &'static str> {
 }
 
 const FORM: &str = "must be smtps://user:password@host, smtp://... (with STARTTLS) or smtp+plain://... (in the clear)";
-const WINDOW_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_mins(1)..=Duration::from_hours(24);
-const OLDEST_DUE_MIN: Duration = Duration::from_secs(30);
+const WINDOW_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+const OLDEST_DUE_MIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

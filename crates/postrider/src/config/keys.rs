@@ -404,7 +404,7 @@ pub const KEYS: &[Key] = &[
         default: Some("10m"),
         secret: false,
         flag: None,
-        about: "How far back `alert_success_rate` and the two settings of growth look; from `1m` to `24h`.",
+        about: "How far back `alert_success_rate` and the two settings of growth look; from `1s` to `24h`. That something is over must last a minute, or this if it is shorter.",
     },
     Key {
         name: "alert_backlog_growth",
@@ -436,7 +436,7 @@ pub const KEYS: &[Key] = &[
         default: Some("5m"),
         secret: false,
         flag: None,
-        about: "When something has been due for so long, and no outcome at all was written down for as long, operators are told and `GET /api/v1/health/ready` answers 503. At least `30s`; `0s`: never.",
+        about: "When something has been due for so long, and no outcome at all was written down for as long, operators are told and `GET /api/v1/health/ready` answers 503. At least `1s`; `0s`: never.",
     },
     Key {
         name: "alert_mail_server",
@@ -444,7 +444,7 @@ pub const KEYS: &[Key] = &[
         default: None,
         secret: true,
         flag: None,
-        about: "The mail server that alerts are sent by: `smtps://user:password@host` (TLS, port 465), `smtp://...` (STARTTLS, port 587) or `smtp+plain://...` (in the clear, port 25, for a server on this machine). Special characters of the password are written as `%40` and the like. A file that holds it must not be readable by every user.",
+        about: "The mail server that alerts are sent by: `smtps://user:password@host` (TLS, port 465), `smtp://...` (STARTTLS, port 587) or `smtp+plain://...` (in the clear, port 25, for a server on this machine). Its certificate must be signed by a public authority or one in `extra_ca_file`. Special characters of the password are written as `%40` and the like. A file that holds it must not be readable by every user.",
     },
     Key {
         name: "alert_mail_from",

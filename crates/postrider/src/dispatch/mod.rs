@@ -373,6 +373,11 @@ impl Dispatch {
         }
     }
 
+    /// Nobody's, once its endpoint is gone.
+    fn app_of(&self, endpoint: EndpointKey) -> AppKey {
+        self.engine.settings_of(endpoint).map_or(NOBODY, |lane| lane.app)
+    }
+
     /// One commit at a time: what is settled meanwhile goes with the next one.
     fn commit(&mut self) {
         if self.committing || self.unsettled.is_empty() {
@@ -409,7 +414,7 @@ impl Dispatch {
                     self.engine.unsent(settlement.id, now);
                 } else {
                     let endpoint = settlement.id.endpoint;
-                    let app = self.engine.settings_of(endpoint).map_or(NOBODY, |lane| lane.app);
+                    let app = self.app_of(endpoint);
                     if let Some(verdict) = &verdict {
                         self.alerts.watch.attempted(app, verdict.class == Class::Delivered, now);
                     }
@@ -423,7 +428,7 @@ impl Dispatch {
             Event::Settled(reign, written) => {
                 self.committing = false;
                 let Ok(batch) = written else { return self.refused(reign) };
-                self.alerts.watch.settled(now);
+                self.alerts.watch.settled(batch.iter().map(|settlement| self.app_of(settlement.id.endpoint)), now);
                 for settlement in batch.iter().filter(|_| reign == self.reign) {
                     self.engine.settled(settlement.id, due(settlement.next), now);
                     // The lane has shut itself already; what holds from now on is what was written.

@@ -58,15 +58,20 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
         ("expanded_statuses" = Option<bool>, Query),
     ),
     responses((status = 200, body = ListOut<MessageAttemptOut>)))]
-async fn list_by_endpoint(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
+async fn list_by_endpoint(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
+    to_endpoint(&api, &app, query).await
+}
+
+/// Those to the endpoint that the path names.
+pub async fn to_endpoint(api: &Api, app: &InApp, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::take(&mut query, &api.ids, Order::Descending)?;
     let filter = attempt_filter(&mut query, asked.page().from, (api.clock)())?;
     let detail = Detail::take(&mut query)?;
     let with_msg = query.flag("with_msg")?.unwrap_or(false);
     query.finish()?;
-    let endpoint = app.endpoint(&api).await?;
-    let attempts = attempts(&app, TriesOf::Endpoint(&endpoint), filter, asked.page()).await?;
-    let messages = if with_msg { messages_of(&app, &attempts).await? } else { HashMap::new() };
+    let endpoint = app.endpoint(api).await?;
+    let attempts = attempts(app, TriesOf::Endpoint(&endpoint), filter, asked.page()).await?;
+    let messages = if with_msg { messages_of(app, &attempts).await? } else { HashMap::new() };
     let list = asked.answer(
         attempts,
         &api.ids,

@@ -263,9 +263,14 @@ async fn filter(api: &Api, app: &InApp, asked: ReplayDeadIn) -> Result<DeadFilte
         ("until" = Option<Time>, Query, description = "Given up before this moment"),
     ),
     responses((status = 200, body = ListOut<DeadLetterOut>)))]
-async fn list(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
+    of(&api, &app, query).await
+}
+
+/// Those of the application that match.
+pub async fn of(api: &Api, app: &InApp, mut query: Query) -> Result<Response, Error> {
     let asked = Asked::<DeadKey>::take(&mut query, &api.ids, Order::Descending)?;
-    let filter = take_filter(&api, &app, &mut query).await?;
+    let filter = take_filter(api, app, &mut query).await?;
     query.finish()?;
     let letters = app.store.dead_letters(filter, asked.page()).await?;
     let mut endpoints = HashMap::new();
@@ -405,7 +410,12 @@ async fn replay(
 ) -> Result<Response, Error> {
     app.require(Capability::CreateAttempts)?;
     query.finish()?;
-    let dead = dead_key(&api, &app).await?;
+    replay_one(&api, &app, &key).await
+}
+
+/// The one that the path names.
+pub async fn replay_one(api: &Api, app: &InApp, key: &IdempotencyKey) -> Result<Response, Error> {
+    let dead = dead_key(api, app).await?;
     let letter = app.store.dead_letter(dead).await?.ok_or(Error::NotFound)?;
     if letter.message.payload_gone {
         return Ok(messages::payload_gone());

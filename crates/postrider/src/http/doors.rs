@@ -151,6 +151,9 @@ pub const ALL: &[Door] = &[
     door("PUT", "/api/v1/operational-webhook/endpoint/{endpoint_id}/headers", "v1.operational-webhook.endpoint.set-headers", MANAGE, Yes),
     door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret", "v1.operational-webhook.endpoint.get-secret", MANAGE, Yes),
     door("POST", "/api/v1/operational-webhook/endpoint/{endpoint_id}/secret/rotate", "v1.operational-webhook.endpoint.rotate-secret", MANAGE, Yes),
+    door("GET", "/api/v1/operational-webhook/endpoint/{endpoint_id}/attempt", "v1.operational-webhook.endpoint.list-attempts", READ, No),
+    door("GET", "/api/v1/operational-webhook/dead-letter", "v1.operational-webhook.dead-letter.list", READ, No),
+    door("POST", "/api/v1/operational-webhook/dead-letter/{msg_id}/endpoint/{endpoint_id}/replay", "v1.operational-webhook.dead-letter.replay", REPLAY, Yes),
 
     // Every message in the audit log would drown the rest; the messages are a log of their own.
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),

@@ -32,6 +32,7 @@ pub mod message_in;
 pub mod messages;
 pub mod nodes;
 pub mod openapi;
+pub mod operational_deliveries;
 pub mod page;
 pub mod payload;
 pub mod portal;
@@ -182,6 +183,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
         .merge(endpoints::operational::routes())
+        .merge(operational_deliveries::routes())
         .merge(event_types::routes())
         .merge(expunge::routes())
         .merge(health::routes())

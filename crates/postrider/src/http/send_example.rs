@@ -11,10 +11,10 @@ use super::{
     messages::{self, MessageOut},
     payload::{Detail, Shown},
 };
-use crate::{ingest::NewEvent, tokens::Capability};
+use crate::{ingest::NewEvent, telemetry::traces::context_of, tokens::Capability};
 use axum::{extract::State, response::Response};
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use postrider_store::Content;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -43,6 +43,7 @@ pub struct EventExampleIn {
         ("app_id" = String, Path, description = "The application's id or uid"),
         ("endpoint_id" = String, Path, description = "The endpoint's id or uid"),
         ("idempotency-key" = Option<String>, Header),
+        ("traceparent" = Option<String>, Header, description = "Where in a trace the caller is (W3C); the receiver goes on from there"),
     ),
     request_body = EventExampleIn,
     responses(
@@ -55,6 +56,7 @@ async fn send(
     app: InApp,
     key: IdempotencyKey,
     query: Query,
+    headers: HeaderMap,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
     app.require(Capability::CreateAttempts)?;
@@ -80,7 +82,7 @@ async fn send(
         payload_expires_at: None,
         idempotency: key.of(&app.principal, &body),
         only: Some(endpoint.key),
-        trace: None,
+        trace: context_of(&headers),
     };
     let shown = Shown::Stored(event.content.payload.clone());
     let message = messages::accept(&api, (&app.entry, &app.store), event, Detail::WithContent, shown, None).await?;

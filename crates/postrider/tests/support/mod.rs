@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod cluster;
+pub mod command;
 pub mod house;
 pub mod operations;
 pub mod receiver;
