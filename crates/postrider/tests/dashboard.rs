@@ -24,6 +24,7 @@ on_both_stores! {
     pages_show_what_one_may_do_and_no_more,
     what_was_stored_is_shown_as_text,
     a_customer_adds_changes_and_deletes_an_endpoint,
+    an_endpoint_s_rules_and_headers_are_set_in_its_form,
     what_was_done_is_counted_and_drawn,
     tasks_and_keys_are_seen_and_ended,
     nodes_and_settings_are_shown_to_operators,
@@ -508,6 +509,99 @@ async fn a_customer_adds_changes_and_deletes_an_endpoint(store: StoreKind) {
     assert_eq!(visitor.world.list("endpoint").await.len(), 0);
 }
 
+async fn an_endpoint_s_rules_and_headers_are_set_in_its_form(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    let add = visitor.page("/new-endpoint");
+    let csrf = visitor.see(&add).await.csrf().to_owned();
+    let url = visitor.world.receiver.url("/shop");
+    let start = [("csrf", &*csrf), ("url", &*url), ("uid", "shop")];
+    let rules = [
+        ("channels", "eu, us"),
+        ("in_flight", "3"),
+        ("ordering", "key"),
+        ("connect", "2s"),
+        ("overrides", "404: retry\r\n5xx: permanent"),
+        ("breaker", ""),
+        ("failures", "4"),
+        ("while_open", "dead-letter"),
+        ("failing_for", "2d"),
+        ("streak", "never"),
+    ];
+    for (field, value, fault) in [
+        ("headers", "Authorization", "a name and a value"),
+        ("headers", "Host: elsewhere", "cannot be set"),
+        ("connect", "soon", "timeouts.connect"),
+        ("total", "10m", "timeouts.total"),
+        ("overrides", "404: maybe", "statusOverrides"),
+        ("in_flight", "0", "maxInFlight"),
+        ("breaker", "off", "turned off and has numbers"),
+        ("streak", "some", "autoDisable"),
+        ("channels", "no spaces!", "channels"),
+    ] {
+        let others = rules.iter().copied().filter(|(name, _)| *name != field);
+        let fields: Vec<_> = start.iter().copied().chain(others).chain([(field, value)]).collect();
+        let page = visitor.send(&add, &fields).await;
+        let (_, rest) = page.text.split_once(r#"role="alert">"#).unwrap_or_else(|| panic!("{field}: {}", page.text));
+        let told = rest.split("</p>").next().expect("its end");
+        assert!(page.status == 200 && told.contains(fault) && told.contains("Nothing was changed"), "{field}: {told}");
+        assert!(page.text.contains(r#"value="2d""#) || field == "failing_for", "what was filled in is there again");
+    }
+    assert_eq!(visitor.world.list("endpoint").await.len(), 0);
+    let headers = [("headers", "X-Source: postrider\r\nAuthorization: Bearer secret-thing")];
+    let fields: Vec<_> = start.iter().copied().chain(rules).chain(headers).collect();
+    let added = visitor.send(&add, &fields).await;
+    assert_eq!(added.status, 303, "{}", added.text);
+    let made = visitor.world.get("endpoint/shop").await;
+    for (field, value) in [
+        ("channels", json!(["eu", "us"])),
+        ("maxInFlight", json!(3)),
+        ("ordering", json!("key")),
+        ("timeouts", json!({"connect": "2s"})),
+        ("statusOverrides", json!({"404": "retry", "5xx": "permanent"})),
+        ("circuitBreaker", json!({"failures": 4, "whileOpen": "dead-letter"})),
+        ("autoDisable", json!({"failingFor": "2d", "permanentStreak": false})),
+    ] {
+        assert_eq!(made[field], value, "{field}: {made}");
+    }
+    let place = visitor.page(&format!("/endpoints/{}", made["id"].as_str().expect("an id")));
+    let shown = visitor.see(&place).await;
+    assert!(shown.text.contains("failing for 2d") && shown.text.contains("no limit"), "{}", shown.text);
+
+    // The retry policy, of which the form knows nothing, stays as it is; what is cleared goes.
+    visitor.world.call(Method::PATCH, "endpoint/shop", json!({"retryPolicy": hasty(2)})).await;
+    let form = visitor.see(&format!("{place}/edit")).await;
+    for words in ["404: retry", r#"value="never""#, r#"<option value="key" selected>"#, "X-Source: postrider"] {
+        assert!(form.text.contains(words), "{words}: {}", form.text);
+    }
+    assert!(!form.text.contains("secret-thing"), "{}", form.text);
+    let changed =
+        visitor.send(&format!("{place}/edit"), &[&start[..], &[("breaker", "off"), ("disable", "off")]].concat()).await;
+    assert_eq!(changed.status, 303, "{}", changed.text);
+    let made = visitor.world.get("endpoint/shop").await;
+    assert_eq!((&made["circuitBreaker"], &made["autoDisable"]), (&json!(false), &json!(false)), "{made}");
+    assert!(made["timeouts"].is_null() && made["channels"].is_null() && made["ordering"].is_null(), "{made}");
+    assert_eq!(made["retryPolicy"]["maxAttempts"], 2);
+    assert!(visitor.see(&place).await.text.contains("never by itself"));
+
+    let bad = visitor.send(&format!("{place}/headers"), &[("csrf", &*csrf), ("headers", "Host: x\nX-B: 2")]).await;
+    assert!(bad.text.contains("cannot be set") && bad.text.contains("X-B: 2"), "{}", bad.text);
+    let of_endpoint = visitor.world.get("endpoint/shop/headers").await;
+    assert_eq!(of_endpoint, json!({"headers": {"X-Source": "postrider"}, "sensitive": ["Authorization"]}));
+    let saved = visitor.send(&format!("{place}/headers"), &[("csrf", &*csrf), ("headers", "X-B: 2")]).await;
+    assert_eq!(saved.status, 303, "{}", saved.text);
+    let of_endpoint = visitor.world.get("endpoint/shop/headers").await;
+    assert_eq!(
+        of_endpoint,
+        json!({"headers": {"X-B": "2"}, "sensitive": ["Authorization"]}),
+        "what is not shown is kept"
+    );
+    let fields = [("csrf", &*csrf), ("headers", "X-B: 2"), ("remove", "Authorization")];
+    assert_eq!(visitor.send(&format!("{place}/headers"), &fields).await.status, 303);
+    assert_eq!(visitor.world.get("endpoint/shop/headers").await["sensitive"], json!([]));
+}
+
 async fn what_was_stored_is_shown_as_text(store: StoreKind) {
     let mut visitor = Visitor::arrive(store).await;
     let token = visitor.token();
@@ -629,7 +723,10 @@ async fn nodes_and_settings_are_shown_to_operators(store: StoreKind) {
             "{}",
             page.text
         );
-        assert!(!page.text.contains("postgres://"), "{}", page.text);
+        let settings: Value = visitor.world.client.get("/api/v1/settings").await.expect("an answer");
+        let all = settings["data"].as_array().expect("a list");
+        let address = all.iter().find(|one| one["name"] == "database_url").expect("it is there");
+        assert_eq!((&address["value"], &address["hidden"]), (&Value::Null, &json!(true)), "{address}");
     }
     let access = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &json!({})).await;
     let token = access["token"].as_str().expect("a token").to_owned();

@@ -20,12 +20,26 @@ pub async fn add(turn: &Turn, tallies: &[Tally]) -> Result<()> {
             TallyCount::Found(count) => drop(found.insert(key, *count)),
         }
     }
-    more.write(turn, "tally.count + excluded.count").await?;
+    more.write(turn, ADD).await?;
     // Of the same twice the later one counts.
     let mut latest = Columns::default();
     found.into_iter().for_each(|(key, count)| latest.push(key, count));
-    latest.write(turn, "excluded.count").await
+    latest.write(turn, REPLACE).await
 }
+
+const ADD: &str = "INSERT INTO tally (span, start, kind, subject, what, count)
+     SELECT span, start, kind, subject, what, sum(count)
+     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+          AS added (span, start, kind, subject, what, count)
+     GROUP BY span, start, kind, subject, what ORDER BY span, start, kind, subject, what
+     ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = tally.count + excluded.count";
+
+const REPLACE: &str = "INSERT INTO tally (span, start, kind, subject, what, count)
+     SELECT span, start, kind, subject, what, count
+     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+          AS added (span, start, kind, subject, what, count)
+     ORDER BY span, start, kind, subject, what
+     ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = excluded.count";
 
 /// Rows to be written, column by column: what makes the key, and the count.
 #[derive(Default)]
@@ -37,21 +51,12 @@ impl Columns {
         self.0.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
     }
 
-    /// `instead`: what becomes of a count that is there.
-    async fn write(&self, turn: &Turn, instead: &str) -> Result<()> {
+    async fn write(&self, turn: &Turn, sql: &str) -> Result<()> {
         let [spans, starts, kinds, subjects, whats, counts] = &self.0;
         if counts.is_empty() {
             return Ok(());
         }
-        let sql = format!(
-            "INSERT INTO tally (span, start, kind, subject, what, count)
-             SELECT span, start, kind, subject, what, sum(count)
-             FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
-                  AS added (span, start, kind, subject, what, count)
-             GROUP BY span, start, kind, subject, what ORDER BY span, start, kind, subject, what
-             ON CONFLICT (span, start, kind, subject, what) DO UPDATE SET count = {instead}"
-        );
-        execute(turn.db(), &sql, &[spans, starts, kinds, subjects, whats, counts]).await?;
+        execute(turn.db(), sql, &[spans, starts, kinds, subjects, whats, counts]).await?;
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     Site,
     chart::{Bars, HEIGHT, WIDTH},
-    frame::{Frame, moment, page, to, tone},
+    frame::{Frame, moment, page, readable, to, tone, until},
     history::History,
     inside::{Fault, Path},
     message::Attempt,
@@ -49,6 +49,9 @@ pub struct Health {
     pub summary: String,
     pub breaker: Breaker,
     pub failing_since: Option<String>,
+    pub permanent_streak: u32,
+    pub permanent_streak_max: Option<u32>,
+    pub disable_after: Option<String>,
     pub disable_at: Option<String>,
     pub backlog: Option<Backlog>,
     /// The task that sifts the backlog before it goes on.
@@ -82,6 +85,8 @@ struct EndpointPage {
     health: Health,
     history: History,
     bars: Bars,
+    /// How long until it is disabled, if it is about to be.
+    countdown: Option<String>,
     attempts: Vec<Attempt>,
     next: Option<Path>,
 }
@@ -93,7 +98,8 @@ async fn show(
     query: Fields,
 ) -> Result<Response, Fault> {
     let endpoint: Endpoint = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id])).await?;
-    let health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id, "health"])).await?;
+    let health: Health = site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id, "health"])).await?;
+    let countdown = health.disable_at.as_deref().and_then(|at| until(at, site.sessions.now()));
     let wanted = Path::api(&["app", &app, "attempt", "endpoint", &id])
         .with("limit", Some("25"))
         .with("iterator", query.get("iterator"));
@@ -104,7 +110,7 @@ async fn show(
         site.inside.get(&session, &Path::api(&["app", &app, "endpoint", &id, "attempt-history"])).await?;
     let bars = history.bars();
     let frame = Frame::after(&session, query.get("done"));
-    Ok(page(&EndpointPage { frame, app, endpoint, health, history, bars, attempts: list.data, next }))
+    Ok(page(&EndpointPage { frame, app, endpoint, health, history, bars, countdown, attempts: list.data, next }))
 }
 
 #[derive(Template)]

@@ -9,6 +9,7 @@ use crate::http::time::Time;
 use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use postrider_engine::Timestamp;
 
 /// What every page shows besides its own.
 pub struct Frame {
@@ -21,6 +22,8 @@ pub struct Frame {
     /// When the session ends.
     pub until: String,
     pub until_shown: String,
+    /// The first part of the page's path, by which it is found in the menu.
+    pub here: String,
     /// What was just done.
     pub notice: Option<&'static str>,
 }
@@ -35,6 +38,7 @@ impl Frame {
             may: session.who().may,
             until_shown: until.chars().skip("2026-11-16T".len()).take("09:30".len()).collect(),
             until,
+            here: session.here().to_owned(),
             notice: None,
         }
     }
@@ -150,6 +154,31 @@ pub fn moment(time: &str) -> String {
     text.replacen('T', " ", 1)
 }
 
+/// A sentence of the API's with its times as people read them.
+pub fn readable(sentence: &str) -> String {
+    let word = |word: &str| {
+        let time = word.trim_end_matches([',', '.', ';', ':']);
+        match time.parse::<Time>() {
+            Ok(_) => format!("{}{}", moment(time), &word[time.len()..]),
+            Err(_) => word.to_owned(),
+        }
+    };
+    sentence.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// How long it is until then, to the two greatest units; `None` if it is past, or no time.
+pub fn until(time: &str, now: Timestamp) -> Option<String> {
+    let then: Time = time.parse().ok()?;
+    let seconds = then.0.as_millis().checked_sub(now.as_millis()).filter(|millis| *millis > 0)? / 1_000;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    Some(match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    })
+}
+
 /// JSON with lines and spaces, and otherwise as it is: numbers and the order of names are nobody's to change.
 pub fn indented(json: &str) -> String {
     let (mut shown, mut depth, mut in_text, mut escaped) = (String::with_capacity(json.len() * 2), 0, false, false);
@@ -259,5 +288,27 @@ mod tests {
         assert_eq!(moment("2026-11-16T09:30:12.345Z"), "2026-11-16 09:30:12");
         assert_eq!(moment("2026-11-16T09:30:12Z"), "2026-11-16 09:30:12");
         assert_eq!(moment("nonsense"), "nonsense");
+    }
+
+    #[test]
+    fn times_in_sentences_are_shown_alike() {
+        let sentence = "Left alone until 2026-11-16T09:30:12.345Z. Not 2026, or 10:30";
+        assert_eq!(readable(sentence), "Left alone until 2026-11-16 09:30:12. Not 2026, or 10:30");
+    }
+
+    #[test]
+    fn a_countdown_is_told_in_its_greatest_units() {
+        let now = "2026-11-16T09:00:00Z".parse::<Time>().unwrap().0;
+        for (time, told) in [
+            ("2026-11-19T13:30:00Z", Some("3 d 4 h")),
+            ("2026-11-16T10:05:00Z", Some("1 h 5 min")),
+            ("2026-11-16T09:07:30Z", Some("7 min")),
+            ("2026-11-16T09:00:12.900Z", Some("12 s")),
+            ("2026-11-16T09:00:00Z", None),
+            ("2026-11-15T09:00:00Z", None),
+            ("nonsense", None),
+        ] {
+            assert_eq!(until(time, now).as_deref(), told, "{time}");
+        }
     }
 }

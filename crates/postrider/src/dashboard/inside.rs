@@ -146,7 +146,10 @@ impl Fault {
 /// `["body", "url"]` and what is wrong with it.
 fn flaw(flaw: &Value) -> Option<String> {
     let place = flaw["loc"].as_array()?.iter().skip(1).filter_map(Value::as_str).collect::<Vec<_>>().join(".");
-    Some(format!("{place}: {}", flaw["msg"].as_str()?))
+    let words = flaw["msg"].as_str()?;
+    // Where it stands in a body that the person has not seen.
+    let words = words.split_once(" at line ").map_or(words, |(words, _)| words);
+    Some(format!("{place}: {words}"))
 }
 
 #[derive(Debug, Deserialize)]
@@ -228,6 +231,8 @@ mod tests {
         assert_eq!(told(409, json!({"code": "conflict", "detail": "It is there"})), refused(409, "It is there"));
         let flaws = json!({"detail": [{"loc": ["body", "url"], "msg": "is private", "type": "value_error"}]});
         assert_eq!(told(422, flaws), refused(422, "url: is private"));
+        let flaws = json!({"detail": [{"loc": ["body", "a"], "msg": "is no b at line 1 column 7", "type": "x"}]});
+        assert_eq!(told(422, flaws), refused(422, "a: is no b"));
         assert_eq!(told(503, Value::Null), refused(503, "Service Unavailable"));
     }
 }

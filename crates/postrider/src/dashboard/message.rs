@@ -2,7 +2,7 @@
 
 use super::{
     Site,
-    frame::{Frame, indented, moment, page, to, tone},
+    frame::{Frame, indented, moment, page, readable, to, tone},
     inside::{Fault, Path},
     session::{Fields, Sent, Session},
 };

@@ -45,6 +45,9 @@ pub struct Session {
     /// Where this request comes from.
     #[serde(skip)]
     peer: Option<Peer>,
+    /// The first part of the path that it asks for.
+    #[serde(skip)]
+    here: String,
 }
 
 /// Whom a session is opened for.
@@ -77,6 +80,10 @@ impl Session {
         self.app.is_none()
     }
 
+    pub fn here(&self) -> &str {
+        &self.here
+    }
+
     pub fn peer(&self) -> Option<Peer> {
         self.peer
     }
@@ -88,6 +95,10 @@ impl Sessions {
         let mut made = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length");
         made.update(b"sessions of the dashboard");
         Self { cipher: XChaCha20Poly1305::new(&made.finalize().into_bytes()), clock, is_secure, in_frames: false }
+    }
+
+    pub fn now(&self) -> Timestamp {
+        (self.clock)()
     }
 
     /// Lets sessions for one application be kept in frames.
@@ -106,8 +117,15 @@ impl Sessions {
         let until = (self.clock)().plus(SESSION).as_millis();
         let until = ends_at.map_or(until, |end| until.min(end.as_millis()));
         let kind = if app.is_some() && self.in_frames { Kind::Framed } else { Kind::Plain };
-        let session =
-            Session { token: token.to_owned(), csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf), until, app, who, peer: None };
+        let session = Session {
+            token: token.to_owned(),
+            csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf),
+            until,
+            app,
+            who,
+            peer: None,
+            here: String::new(),
+        };
         let plain = serde_json::to_vec(&session).ok()?;
         let sealed =
             self.cipher.encrypt(&XNonce::try_from(nonce).ok()?, Payload { msg: &plain, aad: COOKIE.as_bytes() });
@@ -184,7 +202,8 @@ impl FromRequestParts<Arc<Site>> for Session {
 
     async fn from_request_parts(parts: &mut Parts, site: &Arc<Site>) -> Result<Self, Fault> {
         let session = site.sessions.find(&parts.headers).ok_or(Fault::SignedOut)?;
-        Ok(Self { peer: parts.extensions.get().copied(), ..session })
+        let here = parts.uri.path().split('/').nth(1).unwrap_or_default().to_owned();
+        Ok(Self { peer: parts.extensions.get().copied(), here, ..session })
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     idempotency::{IdempotencyKey, json},
     time::Time,
 };
-use crate::{rules::Rules, tokens::Capability};
+use crate::{config::Span, rules::Rules, tokens::Capability};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{
@@ -53,6 +53,10 @@ pub struct HealthOut {
     /// How many would disable it.
     #[serde(skip_serializing_if = "Option::is_none")]
     permanent_streak_max: Option<u32>,
+    /// How long it may fail until it is disabled; absent: for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "5d")]
+    disable_after: Option<Span>,
     /// If it still fails then, it is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     disable_at: Option<Time>,
@@ -169,6 +173,7 @@ async fn health_of(api: &Api, app: &InApp, endpoint: &Endpoint) -> Result<Health
         failing_since: health.failing_since.map(Time),
         permanent_streak: health.permanent_streak,
         permanent_streak_max: rules.disable.permanent_streak,
+        disable_after: rules.disable.failing_for.map(Span),
         disable_at: disable_at.map(Time),
         warned: health.warned,
         resuming,

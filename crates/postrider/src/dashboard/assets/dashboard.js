@@ -14,6 +14,18 @@ function relate(time) {
 
 for (const time of document.querySelectorAll("time")) relate(time);
 
+/** Goes on counting down. */
+function count(place) {
+  const seconds = Math.floor((Date.parse(place.dataset.until) - Date.now()) / 1000);
+  if (Number.isNaN(seconds) || seconds < 0) return;
+  const [days, hours, minutes] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60];
+  place.textContent = days ? days + " d " + hours + " h" : hours ? hours + " h " + minutes + " min"
+    : minutes ? minutes + " min" : seconds + " s";
+}
+
+const countdowns = document.querySelectorAll("[data-until]");
+if (countdowns.length) setInterval(() => countdowns.forEach(count), 1000);
+
 for (const form of document.querySelectorAll("form[data-confirm]")) {
   form.addEventListener("submit", (event) => {
     if (!confirm(form.dataset.confirm)) event.preventDefault();
