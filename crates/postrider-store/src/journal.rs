@@ -67,8 +67,8 @@ pub struct AttemptHappened {
     pub endpoint: i64,
     pub message: i64,
     pub cycle: u32,
-    /// When the attempt began that brought the change.
-    pub started_at: i64,
+    /// When the attempt began that brought the change. `None`: no attempt did; it ended while it waited for the next one.
+    pub started_at: Option<i64>,
     pub change: AttemptChange,
 }
 
@@ -154,30 +154,39 @@ pub struct Before {
 }
 
 impl AttemptHappened {
-    /// What an outcome means for its delivery: once each in a cycle. Resends are beside the schedule, and tell nothing.
+    /// What an outcome means for its delivery: once each in a cycle. A resend is beside the schedule: that it failed means
+    /// nothing, and that it arrived may mean that the delivery has recovered. So may the success of one that was put on its way
+    /// again; whether there was something to recover from is in the history of its attempts.
     pub fn of(settlement: &Settlement) -> Option<Self> {
-        let DeliveryId { endpoint, message, trigger } = settlement.id;
-        let attempt = settlement.attempt.as_ref().filter(|_| trigger == Trigger::Scheduled)?;
-        let attempts = settlement.progress.attempts;
-        let change = match settlement.next {
-            Next::Retry { .. } if attempts == FAILING_AFTER => AttemptChange::Failing,
-            Next::Delivered if attempts > FAILING_AFTER => AttemptChange::Recovered,
-            Next::Dead(DeathReason::Permanent | DeathReason::Exhausted | DeathReason::Expired) => {
-                AttemptChange::Exhausted
+        let started_at = settlement.attempt.as_ref().map(|attempt| attempt.started_at.as_millis());
+        let (attempts, cycle) = (settlement.progress.attempts, settlement.cycle);
+        let change = match (settlement.id.trigger, settlement.next) {
+            (Trigger::Manual, Next::Delivered) => AttemptChange::Recovered,
+            (Trigger::Manual, _) => return None,
+            (Trigger::Scheduled, Next::Retry { .. }) if attempts == FAILING_AFTER && started_at.is_some() => {
+                AttemptChange::Failing
             }
-            Next::Retry { .. }
-            | Next::Delivered
-            | Next::Postponed { .. }
-            | Next::Nothing
-            | Next::Dead(DeathReason::EndpointGone | DeathReason::Cancelled | DeathReason::Breaker) => return None,
+            (Trigger::Scheduled, Next::Delivered) if attempts > FAILING_AFTER || cycle > 0 => AttemptChange::Recovered,
+            // Of what was never tried there is no attempt to tell of.
+            (
+                Trigger::Scheduled,
+                Next::Dead(
+                    DeathReason::Permanent | DeathReason::Exhausted | DeathReason::Expired | DeathReason::Breaker,
+                ),
+            ) if attempts > 0 => AttemptChange::Exhausted,
+            (
+                Trigger::Scheduled,
+                Next::Retry { .. } | Next::Delivered | Next::Postponed { .. } | Next::Nothing | Next::Dead(_),
+            ) => return None,
         };
-        Some(Self {
-            endpoint: endpoint.raw(),
-            message: message.raw(),
-            cycle: settlement.cycle,
-            started_at: attempt.started_at.as_millis(),
-            change,
-        })
+        let DeliveryId { endpoint, message, .. } = settlement.id;
+        Some(Self { endpoint: endpoint.raw(), message: message.raw(), cycle, started_at, change })
+    }
+
+    /// A delivery that was tried, and whose time ran out before the next attempt.
+    pub fn expired(endpoint: EndpointKey, message: MessageKey, cycle: u32) -> Self {
+        let change = AttemptChange::Exhausted;
+        Self { endpoint: endpoint.raw(), message: message.raw(), cycle, started_at: None, change }
     }
 
     pub fn message(&self) -> MessageKey {

@@ -4,6 +4,7 @@ use crate::{
     alerts::{
         self,
         mail::{Mailer, Pace, Post},
+        owners::Owners,
     },
     clock,
     config::Settings,
@@ -155,7 +156,14 @@ impl Server {
             beside.spawn(Post { mailer: Arc::clone(mailer), queue, pace: Pace::default() }.keep());
             mail
         });
-        beside.spawn(alerts::teller::Teller { store: Arc::clone(&store), queue: told, mail }.keep());
+        let named = settings.mail.as_ref().map(|mail| mail.owners.clone()).unwrap_or_default();
+        let owners = mailer.as_ref().filter(|_| !named.is_empty()).map(|mailer| {
+            let (mail, queue) = mpsc::channel(MAIL_QUEUE_MAX);
+            let (mailer, directory) = (Arc::clone(mailer), Arc::clone(&directory));
+            beside.spawn(Owners { mailer, queue, named, directory, ids: ids.clone(), pace: Pace::default() }.keep());
+            mail
+        });
+        beside.spawn(alerts::teller::Teller { store: Arc::clone(&store), queue: told, mail, owners }.keep());
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),

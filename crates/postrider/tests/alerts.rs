@@ -227,6 +227,51 @@ async fn alerts_are_mailed_and_a_broken_mail_server_holds_nobody_up() {
 }
 
 #[tokio::test]
+async fn an_owner_is_mailed_about_his_own_application_and_nothing_else() {
+    let mut world = World::start().await;
+    world.client.create("/api/v1/app", &json!({"name": "Other", "uid": "other"})).await;
+    let office = PostOffice::open();
+    with_variables(
+        &mut world,
+        &[
+            ("POSTRIDER_ALERT_MAIL_SERVER", &format!("smtp+plain://{}", office.address)),
+            ("POSTRIDER_ALERT_MAIL_FROM", "alerts@example.com"),
+            ("POSTRIDER_ALERT_MAIL_TO", "ops@example.com"),
+            ("POSTRIDER_ALERT_MAIL_OWNERS", "acme=owner@acme.example,third=nobody@third.example"),
+        ],
+    );
+    assert_eq!(test_alert(&mut world).await["mail"], json!({"status": "sent"}));
+    let mut endpoints = Vec::new();
+    for app in ["other", "acme"] {
+        let path = format!("/{app}");
+        world.receiver.always(&path, Answer::Status(410));
+        let endpoint = json!({"url": world.receiver.url(&path)});
+        let made = world.client.create(&format!("/api/v1/app/{app}/endpoint"), &endpoint).await;
+        endpoints.push(made["id"].as_str().expect("an id").to_owned());
+        let message = json!({"eventType": "a.b", "payload": {}});
+        world.client.create(&format!("/api/v1/app/{app}/msg"), &message).await;
+    }
+    let letters_to = |who: &str| -> Vec<String> {
+        office.letters().into_iter().filter(|letter| letter.contains(&format!("RCPT TO:<{who}>"))).collect()
+    };
+    let both_told = || letters_to("ops@example.com").concat();
+    eventually("the letters to operators", async || {
+        endpoints.iter().all(|endpoint| both_told().contains(endpoint.as_str())).then_some(())
+    })
+    .await;
+    let letters = eventually("the letter to the owner", async || {
+        Some(letters_to("owner@acme.example")).filter(|letters| !letters.is_empty())
+    })
+    .await;
+    let [letter] = &letters[..] else { panic!("one: {letters:?}") };
+    let [other, own] = &endpoints[..] else { panic!("two") };
+    assert!(letter.contains(own.as_str()) && letter.contains("is disabled"), "{letter}");
+    assert!(!letter.contains(other.as_str()) && !letter.contains("test alert"), "{letter}");
+    assert!(!letter.contains("ops@example.com"), "nobody else is on it: {letter}");
+    assert_eq!(letters_to("nobody@third.example").len(), 0);
+}
+
+#[tokio::test]
 async fn mail_goes_over_tls_and_only_to_a_server_that_is_trusted() {
     let mut world = World::start().await;
     let (ours, strange) = (Authority::new("ours"), Authority::new("strange"));

@@ -30,6 +30,7 @@ on_both_stores! {
     only_events_that_are_sent_can_be_asked_for,
     changes_of_endpoints_are_told_once_each,
     the_fate_of_a_message_is_told,
+    what_was_given_up_and_sent_again_is_told_when_it_arrives,
     what_happened_before_a_kill_is_told_after_it,
     a_broken_operational_endpoint_is_not_told_of,
     what_operators_were_not_told_is_listed_and_sent_again,
@@ -262,6 +263,50 @@ async fn the_fate_of_a_message_is_told(store: StoreKind) {
     let expected = (&task["id"], &json!("finished"), &json!("endpoint.recover"));
     assert_eq!((&data["taskId"], &data["status"], &data["task"]), expected);
     assert_eq!((&data["data"]["messages_sent"], &data["data"]["endp_id"]), (&json!(1), &endpoints[1]));
+}
+
+async fn what_was_given_up_and_sent_again_is_told_when_it_arrives(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    listen(&mut world, "/ops", json!({"eventTypes": ["message.attempt.exhausted", "message.attempt.recovered"]})).await;
+    // Both are given up; the first is sent again twice, the second is replayed.
+    world.receiver.script("/shop", [Answer::Status(400), Answer::Status(400)], Answer::Status(204));
+    world.endpoint("/shop", json!({})).await;
+    let mut messages = Vec::new();
+    for number in 0..2 {
+        messages.push(world.send("a.b").await);
+        assert_eq!(world.end(&messages[number], "shop").await.0, "fail");
+    }
+    // One that arrives at once is sent again too, and was never lost.
+    let arrived = world.send("a.b").await;
+    assert_eq!(world.end(&arrived, "shop").await.0, "success");
+    for message in [&messages[0], &arrived, &messages[0]] {
+        let before = world.receiver.count();
+        let (status, _) = world.post(&format!("msg/{message}/endpoint/shop/resend"), Value::Null).await;
+        assert_eq!(status, 202);
+        eventually("the resend", async || (world.receiver.count() > before).then_some(())).await;
+    }
+    let (status, _) = world.post(&format!("dead-letter/{}/endpoint/shop/replay", messages[1]), Value::Null).await;
+    assert_eq!(status, 202);
+    // The replay came last, and entries are told in their order: there are no others before it.
+    let last = (json!("message.attempt.recovered"), json!(messages[1]));
+    let told = eventually("the last event", async || {
+        let told: Vec<(Value, Value)> = events_at(&world, "/ops")
+            .into_iter()
+            .map(|event| (event["type"].clone(), event["data"]["msgId"].clone()))
+            .collect();
+        told.contains(&last).then_some(told)
+    })
+    .await;
+    let mut told: Vec<String> = told.iter().map(|(name, message)| format!("{name} {message}")).collect();
+    told.sort();
+    let mut expected: Vec<String> = messages
+        .iter()
+        .flat_map(|message| ["exhausted", "recovered"].map(|word| format!("\"message.attempt.{word}\" \"{message}\"")))
+        .collect();
+    expected.sort();
+    assert_eq!(told, expected);
+    let recovered = events_at(&world, "/ops").into_iter().find(|event| event["type"] == last.0).expect("it was seen");
+    assert_eq!(recovered["data"]["lastAttempt"]["responseStatusCode"], 204, "{recovered}");
 }
 
 async fn what_happened_before_a_kill_is_told_after_it(store: StoreKind) {

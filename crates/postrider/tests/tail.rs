@@ -168,7 +168,17 @@ async fn a_tail_shows_what_is_asked_for(store: StoreKind) {
     let mut again = open(&format!("iterator={}", typed[0].id));
     assert!(again.event().expect("an event").id > typed[0].id);
 
+    // For whoever watches: the newest, and that there were others.
+    let mut watching = open(&format!("iterator={}&latest=2", typed[0].id));
+    let seen = watching.events(3);
+    assert_eq!(seen[0].data, json!({}), "{seen:?}");
+    let newest = [&seen[1], &seen[2]].map(|seen| seen.data["id"].clone());
+    let all: Value = api.get("/api/v1/app/shop/attempt/endpoint/good?limit=1").await.expect("a list");
+    assert!(newest.contains(&all["data"][0]["id"]), "{newest:?}, {all}");
+
     for (path, status) in [
+        ("shop/tail?latest=0", 422),
+        ("shop/tail?latest=101", 422),
         ("shop/tail?iterator=x", 422),
         ("shop/tail?status=1", 422),
         ("shop/tail?status=up", 400),

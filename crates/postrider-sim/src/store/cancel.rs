@@ -5,6 +5,7 @@
 
 use super::{
     batch::Batch,
+    journal,
     settings::Put,
     tables::{Tables, scheduled},
 };
@@ -121,7 +122,7 @@ pub fn expire(
     now: Timestamp,
 ) -> Option<MessageKey> {
     let lane = tables.lanes.get(&endpoint)?;
-    let looked_at: Vec<(MessageKey, bool)> = lane
+    let looked_at: Vec<(MessageKey, bool, Option<u32>)> = lane
         .scheduled_past(from)
         .take(EXPIRE_STEP)
         .map(|(message, row)| {
@@ -129,13 +130,17 @@ pub fn expire(
             let untried = row.progress.attempts == 0 && row.due <= now;
             let is_over = row.progress.give_up_at.is_some_and(|give_up_at| give_up_at <= now)
                 || untried && row.queued_at(message) < untried_before;
-            (message, is_over)
+            (message, is_over, (row.progress.attempts > 0).then_some(row.cycle))
         })
         .collect();
-    for (message, _) in looked_at.iter().filter(|(_, is_over)| *is_over) {
-        end_waiting(tables, scheduled(endpoint, *message), DeathReason::Expired, now);
+    for (message, _, tried_in) in looked_at.iter().filter(|(_, is_over, _)| *is_over) {
+        let id = scheduled(endpoint, *message);
+        end_waiting(tables, id, DeathReason::Expired, now);
+        if let Some(cycle) = tried_in {
+            journal::enter_expired(tables, id, *cycle, now);
+        }
     }
-    looked_at.last().filter(|_| looked_at.len() == EXPIRE_STEP).map(|(message, _)| *message)
+    looked_at.last().filter(|_| looked_at.len() == EXPIRE_STEP).map(|(message, ..)| *message)
 }
 
 /// Puts one dead letter on its way again. Refused if it is none, or if it can no longer be sent: its endpoint or its content

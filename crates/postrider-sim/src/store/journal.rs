@@ -1,7 +1,7 @@
 //! What operators are to be told of: written with the change itself.
 
 use super::{batch::Batch, tables::Tables};
-use postrider_engine::{AppKey, EndpointKey, Timestamp, Trigger};
+use postrider_engine::{AppKey, DeliveryId, EndpointKey, Timestamp, Trigger};
 use postrider_store::{
     AlertHappened, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, JournalEntry,
     JournalKey, OPERATIONAL, Settlement, Task, TaskHappened,
@@ -49,21 +49,31 @@ pub fn enter_switch(tables: &mut Tables, endpoint: EndpointKey, change: Endpoint
 
 /// What an outcome means that was just written: a late one, of what has ended otherwise since, means nothing.
 pub fn enter_outcome(tables: &mut Tables, settlement: &Settlement) {
-    let Some(what) = AttemptHappened::of(settlement) else { return };
-    let id = settlement.id;
-    debug_assert_eq!(id.trigger, Trigger::Scheduled);
+    if let Some(what) = AttemptHappened::of(settlement) {
+        enter_fate(tables, what, settlement.at);
+    }
+}
+
+/// A delivery that was tried, and whose time ran out.
+pub fn enter_expired(tables: &mut Tables, id: DeliveryId, cycle: u32, at: Timestamp) {
+    enter_fate(tables, AttemptHappened::expired(id.endpoint, id.message, cycle), at);
+}
+
+fn enter_fate(tables: &mut Tables, what: AttemptHappened, at: Timestamp) {
+    let (endpoint, message) = (EndpointKey::new(what.endpoint), what.message());
+    let scheduled = DeliveryId { endpoint, message, trigger: Trigger::Scheduled };
     let holds = match what.change {
         AttemptChange::Failing => {
-            tables.waiting(id).is_some_and(|row| row.cycle == settlement.cycle && row.progress.attempts > 0)
+            tables.waiting(scheduled).is_some_and(|row| row.cycle == what.cycle && row.progress.attempts > 0)
         }
         AttemptChange::Exhausted => tables
             .dead
-            .get(&(id.endpoint, id.message))
-            .is_some_and(|row| row.cycle == settlement.cycle && row.standing == super::tables::Standing::Listed),
+            .get(&(endpoint, message))
+            .is_some_and(|row| row.cycle == what.cycle && row.standing == super::tables::Standing::Listed),
         AttemptChange::Recovered => true,
     };
-    let Some(app) = tables.endpoints.get(&id.endpoint).map(|row| row.record.app).filter(|_| holds) else { return };
-    enter(tables, Some(app), [Happened::Attempt(what)], settlement.at);
+    let Some(app) = tables.endpoints.get(&endpoint).map(|row| row.record.app).filter(|_| holds) else { return };
+    enter(tables, Some(app), [Happened::Attempt(what)], at);
 }
 
 pub fn untold(tables: &Tables, limit: usize) -> Vec<JournalEntry> {

@@ -3,7 +3,7 @@
 use super::{Harness, fixtures::*};
 use crate::*;
 use postrider_engine::{
-    DeliveryId, EndpointKey,
+    DeliveryId, EndpointKey, MessageKey, Trigger,
     policy::{DeathReason, DisableReason, Health, Next, Progress},
 };
 
@@ -132,7 +132,79 @@ pub async fn a_delivery_that_fails_recovers_or_ends_is_entered_once<H: Harness>(
     );
     let entries = store.untold(10).await.unwrap();
     let Happened::Attempt(what) = entries[1].what.clone() else { panic!("{entries:?}") };
-    assert_eq!((entries[1].app, what.started_at), (Some(stage.app), at(4).as_millis()), "the fourth");
+    assert_eq!((entries[1].app, what.started_at), (Some(stage.app), Some(at(4).as_millis())), "the fourth");
+}
+
+pub async fn what_was_tried_and_ends_while_it_waits_is_entered_and_what_was_not_is_not<H: Harness>() {
+    let stage = heard::<H>(1).await;
+    let store = stage.store();
+    let endpoint = stage.endpoints[0];
+    let [tried, untried, found_late, kept] =
+        [stage.accept(START).await, stage.accept(START).await, stage.accept(START).await, stage.accept(START).await]
+            .map(|message| scheduled(endpoint, message));
+    let until = |settlement: Settlement, give_up_at| {
+        let progress = Progress { attempts: 1, give_up_at: Some(give_up_at), ..settlement.progress };
+        Settlement { progress, ..settlement }
+    };
+    store.spill(store.tenure(), vec![(untried, None)], at(1)).await.unwrap();
+    settle(
+        store,
+        vec![
+            until(failed(tried, at(1), at(2)), at(10)),
+            until(failed(found_late, at(1), at(2)), at(10)),
+            until(failed(kept, at(1), at(2)), at(HOUR)),
+        ],
+    )
+    .await;
+    // The dispatcher finds that one's time is over, and does not send it any more.
+    let over = Settlement {
+        attempt: None,
+        next: Next::Dead(DeathReason::Expired),
+        ..stored(failed(found_late, at(11), at(12)))
+    };
+    settle(store, vec![after(1, over)]).await;
+    // The others wait in a lane that is parked.
+    let mut from = None;
+    loop {
+        from = store.expire(endpoint, from, at(5), at(20)).await.expect("it expires");
+        if from.is_none() {
+            break;
+        }
+    }
+    let told = |id: DeliveryId| format!("delivery:{}:{}:0:exhausted", endpoint.raw(), id.message.raw());
+    assert_eq!(names(store).await, [told(found_late), told(tried)]);
+    for entry in store.untold(10).await.unwrap() {
+        let Happened::Attempt(what) = entry.what else { panic!("{entry:?}") };
+        assert_eq!((entry.app, what.started_at), (Some(stage.app), None), "the last one is what there is to tell of");
+    }
+}
+
+pub async fn a_resend_or_a_replay_that_arrives_is_entered<H: Harness>() {
+    let stage = heard::<H>(1).await;
+    let store = stage.store();
+    let endpoint = stage.endpoints[0];
+    let (resent, replayed) = (stage.accept(START).await, stage.accept(START).await);
+    settle(store, vec![refused(scheduled(endpoint, resent), at(1)), refused(scheduled(endpoint, replayed), at(1))])
+        .await;
+    let told =
+        |message: MessageKey, cycle: u32, word| format!("delivery:{}:{}:{cycle}:{word}", endpoint.raw(), message.raw());
+    let mut expected = vec![told(resent, 0, "exhausted"), told(replayed, 0, "exhausted")];
+    assert_eq!(names(store).await, expected);
+
+    let by_hand = DeliveryId { trigger: Trigger::Manual, ..scheduled(endpoint, resent) };
+    let nothing = Settlement { next: Next::Nothing, ..stored(failed(by_hand, at(2), at(3))) };
+    settle(store, vec![nothing]).await;
+    assert_eq!(names(store).await, expected, "a resend that fails changes nothing");
+    settle(store, vec![stored(delivered(by_hand, at(4)))]).await;
+    expected.push(told(resent, 0, "recovered"));
+    assert_eq!(names(store).await, expected);
+
+    let dead = DeadKey { endpoint, message: replayed };
+    assert!(store.replay(stage.app, dead, at(5), None).await.unwrap());
+    let again = Settlement { cycle: 1, ..stored(delivered(scheduled(endpoint, replayed), at(6))) };
+    settle(store, vec![again]).await;
+    expected.push(told(replayed, 1, "recovered"));
+    assert_eq!(names(store).await, expected);
 }
 
 pub async fn a_late_outcome_of_what_was_cancelled_is_not_entered<H: Harness>() {

@@ -155,6 +155,8 @@ macro_rules! conformance {
                 what_is_sealed_again_is_no_change
                 an_endpoint_that_is_disabled_by_its_outcomes_is_entered
                 a_delivery_that_fails_recovers_or_ends_is_entered_once
+                what_was_tried_and_ends_while_it_waits_is_entered_and_what_was_not_is_not
+                a_resend_or_a_replay_that_arrives_is_entered
                 a_late_outcome_of_what_was_cancelled_is_not_entered
                 tasks_are_entered_when_they_end
                 what_concerns_the_operational_endpoints_is_not_entered

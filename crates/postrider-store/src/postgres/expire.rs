@@ -6,7 +6,7 @@
 //! Such a lane is looked through again and again, and mostly in vain. So a reader looks first, and nobody has to stop
 //! writing unless there is something to end.
 
-use super::{Db, Result, cancel::end_all_waiting, jobs::Turn, rows, small};
+use super::{Db, Result, cancel::end_all_waiting, jobs::Turn, journal, rows, small};
 use crate::rows::codes::trigger_code;
 use postrider_engine::{EndpointKey, MessageKey, Timestamp, Trigger, keys::time_of_key, policy::DeathReason};
 
@@ -49,12 +49,16 @@ pub async fn expire(
     let waiting = waiting_past(turn.db(), endpoint, Some(from), bounds, STEP).await?;
     let over: Vec<i64> = waiting.iter().filter(|row| row.is_over).map(|row| row.message).collect();
     end_all_waiting(turn, endpoint, &over, DeathReason::Expired, bounds.now).await?;
+    let tried = waiting.iter().filter(|row| row.is_over).filter_map(|row| Some((row.message, row.tried_in?)));
+    journal::enter_expired(turn.db(), endpoint, &tried.collect::<Vec<_>>(), bounds.now).await?;
     Ok(reached(&waiting, STEP))
 }
 
 struct Waiting {
     message: i64,
     is_over: bool,
+    /// The cycle, if it was tried in it.
+    tried_in: Option<u32>,
 }
 
 /// Not resends: they are tried once, when their turn comes, and have no time to keep.
@@ -67,7 +71,7 @@ async fn waiting_past(
 ) -> Result<Vec<Waiting>> {
     let found = rows(
         db,
-        "SELECT message, give_up_at, attempts, queued_at, due FROM waiting
+        "SELECT message, give_up_at, attempts, queued_at, due, cycle FROM waiting
          WHERE endpoint = $1 AND message > $2 AND trigger_code = $3 ORDER BY message LIMIT $4",
         &[
             &endpoint.raw(),
@@ -81,10 +85,12 @@ async fn waiting_past(
         let message: i64 = row.get(0);
         let give_up_at = row.get::<_, Option<i64>>(1).map(Timestamp::from_millis);
         // What is to be delivered later has not begun to wait for its turn.
-        let untried = row.get::<_, i32>(2) == 0 && row.get::<_, i64>(4) <= now.as_millis();
+        let is_tried = row.get::<_, i32>(2) > 0;
+        let untried = !is_tried && row.get::<_, i64>(4) <= now.as_millis();
         let queued_at = row.get::<_, Option<i64>>(3).map_or_else(|| time_of_key(message), Timestamp::from_millis);
         let is_over = give_up_at.is_some_and(|give_up_at| give_up_at <= now) || untried && queued_at < untried_before;
-        Waiting { message, is_over }
+        let cycle = u32::try_from(row.get::<_, i32>(5)).unwrap_or(0);
+        Waiting { message, is_over, tried_in: is_tried.then_some(cycle) }
     });
     Ok(waiting.collect())
 }

@@ -6,7 +6,7 @@ use crate::{
     Settlement, Task, TaskHappened,
     rows::{from_json, to_json},
 };
-use postrider_engine::{AppKey, Timestamp};
+use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 
 /// Whether anybody wants to hear of what happens in this application.
 pub async fn is_heard(db: &Db, app: AppKey) -> Result<bool> {
@@ -61,7 +61,18 @@ pub async fn enter_task(db: &Db, task: &Task, at: Timestamp) -> Result<()> {
 /// What outcomes mean that were just written: a late one, of what has ended otherwise since, means nothing.
 pub async fn enter_outcomes(db: &Db, settlements: &[&Settlement]) -> Result<()> {
     let told = settlements.iter().filter_map(|one| Some((one.at, AttemptHappened::of(one)?)));
-    let told: Vec<(Timestamp, AttemptHappened)> = told.collect();
+    enter_fates(db, told.collect()).await
+}
+
+/// Deliveries of an endpoint that were tried and whose time ran out, each in its cycle.
+pub async fn enter_expired(db: &Db, endpoint: EndpointKey, expired: &[(i64, u32)], at: Timestamp) -> Result<()> {
+    let told = expired
+        .iter()
+        .map(|(message, cycle)| (at, AttemptHappened::expired(endpoint, MessageKey::new(*message), *cycle)));
+    enter_fates(db, told.collect()).await
+}
+
+async fn enter_fates(db: &Db, told: Vec<(Timestamp, AttemptHappened)>) -> Result<()> {
     if told.is_empty() || !is_heard(db, NOBODY).await? {
         return Ok(());
     }

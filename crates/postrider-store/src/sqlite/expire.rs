@@ -6,7 +6,7 @@
 //! Such a lane is looked through again and again, and mostly in vain. So a reader looks first, and the writer is asked
 //! only from where there is something to end.
 
-use super::{cancel::end_waiting, pieces::time_of_key, writer::Batch};
+use super::{cancel::end_waiting, journal, pieces::time_of_key, writer::Batch};
 use crate::rows::codes::trigger_code;
 use postrider_engine::{DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger, policy::DeathReason};
 use rusqlite::Connection;
@@ -53,16 +53,21 @@ pub fn expire(
     bounds: Bounds,
 ) -> rusqlite::Result<Option<MessageKey>> {
     let rows = rows(&batch.transaction, endpoint, Some(from), bounds, STEP)?;
-    for Row { message, .. } in rows.iter().filter(|row| row.is_over) {
+    let over = || rows.iter().filter(|row| row.is_over);
+    for Row { message, .. } in over() {
         let id = DeliveryId { endpoint, message: *message, trigger: Trigger::Scheduled };
         end_waiting(batch, id, DeathReason::Expired, bounds.now)?;
     }
+    let tried: Vec<_> = over().filter_map(|row| Some((row.message, row.tried_in?))).collect();
+    journal::enter_expired(&batch.transaction, endpoint, &tried, bounds.now)?;
     Ok(reached(&rows, STEP))
 }
 
 struct Row {
     message: MessageKey,
     is_over: bool,
+    /// The cycle, if it was tried in it.
+    tried_in: Option<u32>,
 }
 
 /// Not resends: they are tried once, when their turn comes, and have no time to keep.
@@ -75,7 +80,7 @@ fn rows(
 ) -> rusqlite::Result<Vec<Row>> {
     connection
         .prepare_cached(
-            "SELECT message, give_up_at, attempts, queued_at, due FROM waiting
+            "SELECT message, give_up_at, attempts, queued_at, due, cycle FROM waiting
              WHERE endpoint = ?1 AND message > ?2 AND trigger_code = ?3 ORDER BY message LIMIT ?4",
         )?
         .query_map(
@@ -84,12 +89,14 @@ fn rows(
                 let message: i64 = row.get(0)?;
                 let give_up_at = row.get::<_, Option<i64>>(1)?.map(Timestamp::from_millis);
                 // What is to be delivered later has not begun to wait for its turn.
-                let untried = row.get::<_, u32>(2)? == 0 && row.get::<_, i64>(4)? <= now.as_millis();
+                let attempts: u32 = row.get(2)?;
+                let untried = attempts == 0 && row.get::<_, i64>(4)? <= now.as_millis();
                 let queued_at =
                     row.get::<_, Option<i64>>(3)?.map_or_else(|| time_of_key(message), Timestamp::from_millis);
                 let is_over =
                     give_up_at.is_some_and(|give_up_at| give_up_at <= now) || untried && queued_at < untried_before;
-                Ok(Row { message: MessageKey::new(message), is_over })
+                let cycle = row.get(5)?;
+                Ok(Row { message: MessageKey::new(message), is_over, tried_in: (attempts > 0).then_some(cycle) })
             },
         )?
         .collect()

@@ -6,7 +6,7 @@ use crate::{
     Settlement, Task, TaskHappened,
     rows::{from_json, to_json},
 };
-use postrider_engine::{AppKey, EndpointKey, Timestamp};
+use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, Row};
 
 /// Whether anybody wants to hear of what happens in this application.
@@ -68,8 +68,26 @@ pub fn enter_outcomes(connection: &Connection, settlements: &[Settlement]) -> ru
     if told.is_empty() || !is_heard(connection, NOBODY)? {
         return Ok(());
     }
-    for (settlement, what) in told {
-        let Some(app) = app_of(connection, settlement.id.endpoint)?.filter(|app| *app != OPERATIONAL) else { continue };
+    told.into_iter().try_for_each(|(settlement, what)| enter_fate(connection, what, settlement.at))
+}
+
+/// Deliveries of an endpoint that were tried and whose time ran out, each in its cycle.
+pub fn enter_expired(
+    connection: &Connection,
+    endpoint: EndpointKey,
+    expired: &[(MessageKey, u32)],
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    if expired.is_empty() || !is_heard(connection, NOBODY)? {
+        return Ok(());
+    }
+    let mut all = expired.iter().map(|(message, cycle)| AttemptHappened::expired(endpoint, *message, *cycle));
+    all.try_for_each(|what| enter_fate(connection, what, at))
+}
+
+fn enter_fate(connection: &Connection, what: AttemptHappened, at: Timestamp) -> rusqlite::Result<()> {
+    let app = app_of(connection, EndpointKey::new(what.endpoint))?.filter(|app| *app != OPERATIONAL);
+    if let Some(app) = app {
         let holds = match what.change {
             AttemptChange::Failing => {
                 "SELECT EXISTS (SELECT 1 FROM waiting
@@ -83,7 +101,7 @@ pub fn enter_outcomes(connection: &Connection, settlements: &[Settlement]) -> ru
         let holds: bool =
             connection.prepare_cached(holds)?.query_row((what.endpoint, what.message, what.cycle), |row| row.get(0))?;
         if holds {
-            enter(connection, app, &Happened::Attempt(what), settlement.at)?;
+            enter(connection, app, &Happened::Attempt(what), at)?;
         }
     }
     Ok(())

@@ -12,10 +12,10 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
-use postrider_engine::{AppKey, EndpointKey, MessageKey};
+use postrider_engine::{AppKey, EndpointKey, MessageKey, Trigger, policy::Class};
 use postrider_store::{
-    AcceptError, Accepted, Attempt, AttemptFilter, AttemptHappened, AttemptsOf, By, Content, Happened, Idempotency,
-    JournalEntry, JournalKey, OPERATIONAL, Order, Page, Store, StoreError,
+    AcceptError, Accepted, Attempt, AttemptChange, AttemptFilter, AttemptHappened, AttemptsOf, By, Content,
+    FAILING_AFTER, Happened, Idempotency, JournalEntry, JournalKey, OPERATIONAL, Order, Page, Store, StoreError,
 };
 use sha2::{Digest, Sha256};
 use std::{sync::Arc, time::Duration};
@@ -175,13 +175,37 @@ impl Desk {
         Ok(found.and_then(|entry| entry.application.uid.clone()))
     }
 
-    /// The one that brought the change; there may have been others since.
+    /// The one that brought the change, and there may have been others since; the last one, if none did. `None` if there is
+    /// nothing to tell after all.
     async fn attempt(&self, happened: &AttemptHappened) -> Result<Option<Attempt>, StoreError> {
         let filter = AttemptFilter { endpoint: Some(EndpointKey::new(happened.endpoint)), ..AttemptFilter::default() };
         let page = Page { from: None, order: Order::Descending, limit: ATTEMPTS_MAX };
         let tried = self.store.attempts(AttemptsOf::Message(happened.message()), filter, page).await?;
-        Ok(tried.into_iter().find(|attempt| attempt.record.started_at.as_millis() == happened.started_at))
+        let is_meant = |attempt: &Attempt| {
+            happened.started_at.is_none_or(|started_at| attempt.record.started_at.as_millis() == started_at)
+        };
+        let mut tried = tried.into_iter().skip_while(|attempt| !is_meant(attempt));
+        let Some(meant) = tried.next() else { return Ok(None) };
+        let is_told = match happened.change {
+            AttemptChange::Failing | AttemptChange::Exhausted => true,
+            AttemptChange::Recovered => was_lost(&tried.collect::<Vec<_>>(), happened.cycle),
+        };
+        Ok(Some(meant).filter(|_| is_told))
     }
+}
+
+/// Whether operators were told that it fails, or was given up, by the attempts before the one that arrived. `cycle`: that of
+/// the one that arrived.
+fn was_lost(before: &[Attempt], cycle: u32) -> bool {
+    let is_delivered = |attempt: &&Attempt| attempt.record.class == Class::Delivered;
+    // What had arrived, and was sent once more, was not lost.
+    if before.iter().any(|attempt| is_delivered(&attempt)) {
+        return false;
+    }
+    let of_schedule = before.iter().filter(|attempt| attempt.id.trigger == Trigger::Scheduled);
+    let was_given_up = before.iter().any(|attempt| attempt.death.is_some());
+    // One whose time ran out while it waited was put on its way again: no attempt says so, but the new cycle does.
+    was_given_up || cycle > 0 && !before.is_empty() || of_schedule.count() >= FAILING_AFTER as usize
 }
 
 fn content(event_type: &str, payload: Bytes) -> Content {

@@ -57,8 +57,12 @@ impl Mailer {
 
     /// Sends one letter, and says what went wrong if something did. It ends in any case.
     pub async fn send(&self, subject: &str, text: String) -> Result<(), String> {
-        let envelope = Envelope::new(Some(self.from.clone()), self.to.clone()).map_err(|error| error.to_string())?;
-        let letter = self.written(subject, &text);
+        self.send_to(&self.to, subject, &text).await
+    }
+
+    async fn send_to(&self, to: &[Address], subject: &str, text: &str) -> Result<(), String> {
+        let envelope = Envelope::new(Some(self.from.clone()), to.to_vec()).map_err(|error| error.to_string())?;
+        let letter = self.written(to, subject, text);
         match tokio::time::timeout(PATIENCE * 3, self.transport.send_raw(&envelope, letter.as_bytes())).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(told(&error)),
@@ -67,9 +71,9 @@ impl Mailer {
     }
 
     /// As RFC 5322 and MIME write it: plain text, with whatever letters there are in names.
-    fn written(&self, subject: &str, text: &str) -> String {
+    fn written(&self, to: &[Address], subject: &str, text: &str) -> String {
         let subject = encoded(&format!("[Postrider {}] {subject}", self.node));
-        let to = self.to.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
+        let to = to.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
         let date = jiff::Timestamp::from_millisecond(clock::now().as_millis()).unwrap_or_default();
         let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_string(&date).unwrap_or_default();
         let body = BASE64_STANDARD.encode(text);
@@ -145,34 +149,40 @@ impl Default for Pace {
 
 impl Post {
     pub async fn keep(mut self) {
-        while let Some(first) = self.queue.recv().await {
-            tokio::time::sleep(self.pace.gather).await;
-            let mut alerts = vec![first];
-            while alerts.len() < LETTER_MAX
-                && let Ok(alert) = self.queue.try_recv()
-            {
-                alerts.push(alert);
-            }
-            let (subject, text) = letter(&alerts);
-            self.insist(&subject, text).await;
+        while let Some(alerts) = gather(&mut self.queue, self.pace).await {
+            insist(&self.mailer, &self.mailer.to, &alerts, self.pace).await;
         }
     }
+}
 
-    async fn insist(&self, subject: &str, text: String) {
-        for pause in self.pace.retries.iter().map(Some).chain([None]) {
-            let Err(error) = self.mailer.send(subject, text.clone()).await else {
-                metrics::counter!("postrider_alert_mails_total", "outcome" => "sent").increment(1);
-                return;
-            };
-            match pause {
-                Some(pause) => {
-                    warn!(error, "alerts could not be mailed; it is tried again");
-                    tokio::time::sleep(*pause).await;
-                }
-                None => {
-                    metrics::counter!("postrider_alert_mails_total", "outcome" => "given_up").increment(1);
-                    warn!(error, subject, "alerts could not be mailed, and it is given up");
-                }
+/// The first that comes, and what follows soon.
+pub async fn gather(queue: &mut mpsc::Receiver<Alert>, pace: Pace) -> Option<Vec<Alert>> {
+    let mut alerts = vec![queue.recv().await?];
+    tokio::time::sleep(pace.gather).await;
+    while alerts.len() < LETTER_MAX
+        && let Ok(alert) = queue.try_recv()
+    {
+        alerts.push(alert);
+    }
+    Some(alerts)
+}
+
+/// Sends one letter about them, again and again for a while.
+pub async fn insist(mailer: &Mailer, to: &[Address], alerts: &[Alert], pace: Pace) {
+    let (subject, text) = letter(alerts);
+    for pause in pace.retries.iter().map(Some).chain([None]) {
+        let Err(error) = mailer.send_to(to, &subject, &text).await else {
+            metrics::counter!("postrider_alert_mails_total", "outcome" => "sent").increment(1);
+            return;
+        };
+        match pause {
+            Some(pause) => {
+                warn!(error, "alerts could not be mailed; it is tried again");
+                tokio::time::sleep(*pause).await;
+            }
+            None => {
+                metrics::counter!("postrider_alert_mails_total", "outcome" => "given_up").increment(1);
+                warn!(error, subject, "alerts could not be mailed, and it is given up");
             }
         }
     }

@@ -8,6 +8,7 @@ pub mod desk;
 pub mod events;
 pub mod lookout;
 pub mod mail;
+pub mod owners;
 pub mod teller;
 pub mod trial;
 pub mod watch;

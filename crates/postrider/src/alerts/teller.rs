@@ -14,6 +14,8 @@ pub struct Teller {
     pub queue: mpsc::Receiver<Alert>,
     /// `None`: nobody wants mail.
     pub mail: Option<mpsc::Sender<Alert>>,
+    /// For what is one application's. `None`: no owner is named.
+    pub owners: Option<mpsc::Sender<Alert>>,
 }
 
 impl Teller {
@@ -29,10 +31,11 @@ impl Teller {
                 Severity::Trouble => warn!(alert = alert.name, "{}", alert.words),
                 Severity::Relief => info!(alert = alert.name, "{}", alert.words),
             }
-            if let Some(mail) = &self.mail
-                && mail.try_send(alert.clone()).is_err()
-            {
-                metrics::counter!("postrider_alerts_dropped_total").increment(1);
+            let owners = self.owners.as_ref().filter(|_| alert.app.is_some());
+            for mail in self.mail.iter().chain(owners) {
+                if mail.try_send(alert.clone()).is_err() {
+                    metrics::counter!("postrider_alerts_dropped_total").increment(1);
+                }
             }
             if let Some(event) = &alert.event {
                 let happened = AlertHappened {

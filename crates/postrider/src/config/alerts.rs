@@ -1,8 +1,9 @@
 //! When operators are told that something is wrong, and by what mail.
 
 use super::{Hidden, Refusal};
+use crate::ids::is_name;
 use lettre::Address;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use url::Url;
 
 /// What is not set is not watched.
@@ -27,6 +28,8 @@ pub struct MailSettings {
     pub server: MailServer,
     pub from: Address,
     pub to: Vec<Address>,
+    /// Who is told of his own application, by its uid or id.
+    pub owners: BTreeMap<String, Vec<Address>>,
 }
 
 #[derive(Clone)]
@@ -59,6 +62,7 @@ pub struct RawAlerts {
     pub mail_server: Option<Hidden>,
     pub mail_from: Option<String>,
     pub mail_to: Vec<String>,
+    pub mail_owners: Vec<String>,
 }
 
 impl RawAlerts {
@@ -93,8 +97,10 @@ impl RawAlerts {
             if self.mail_from.is_some() {
                 return Err(("alert_mail_from", "is of no effect without `alert_mail_server`".to_owned()));
             }
-            if !self.mail_to.is_empty() {
-                return Err(("alert_mail_to", "is of no effect without `alert_mail_server`".to_owned()));
+            for (key, given) in [("alert_mail_to", &self.mail_to), ("alert_mail_owners", &self.mail_owners)] {
+                if !given.is_empty() {
+                    return Err((key, "is of no effect without `alert_mail_server`".to_owned()));
+                }
             }
             return Ok(None);
         };
@@ -110,7 +116,14 @@ impl RawAlerts {
         };
         let from = read("alert_mail_from", &from)?;
         let to = self.mail_to.iter().map(|to| read("alert_mail_to", to)).collect::<Result<_, Refusal>>()?;
-        Ok(Some(MailSettings { server, from, to }))
+        let mut owners = BTreeMap::<String, Vec<Address>>::new();
+        for owner in &self.mail_owners {
+            let (app, address) = owner.split_once('=').filter(|(app, _)| is_name(app)).ok_or_else(|| {
+                ("alert_mail_owners", format!("`{owner}` must be an application's uid or id, `=` and an address"))
+            })?;
+            owners.entry(app.to_owned()).or_default().push(read("alert_mail_owners", &address.to_owned())?);
+        }
+        Ok(Some(MailSettings { server, from, to, owners }))
     }
 }
 
@@ -143,6 +156,40 @@ const OLDEST_DUE_MIN: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn owners_are_named_with_their_applications() {
+        let read = |owners: &[&str], server: Option<&str>| {
+            let raw = RawAlerts {
+                success_rate: 90,
+                attempts_min: 1,
+                window: Duration::from_mins(1),
+                backlog_growth: 1,
+                dead_letters_growth: 1,
+                breakers_open: 1,
+                oldest_due: Duration::ZERO,
+                mail_server: server.map(|server| Hidden::new(server.to_owned())),
+                mail_from: server.map(|_| "from@example.com".to_owned()),
+                mail_to: server.map(|_| "to@example.com".to_owned()).into_iter().collect(),
+                mail_owners: owners.iter().map(|&owner| owner.to_owned()).collect(),
+            };
+            raw.mail().map(|mail| mail.map(|mail| mail.owners)).map_err(|(key, reason)| format!("{key} {reason}"))
+        };
+        let server = Some("smtps://mail.example.com");
+        let owners = read(&["acme=a@example.com", "acme=b@example.com", "other=c@example.com"], server);
+        let owners = owners.expect("fine").expect("mail");
+        assert_eq!((owners["acme"].len(), owners["other"].len(), owners.len()), (2, 1, 2));
+        for (wrong, server, word) in [
+            ("acme", server, "`acme` must be an application's uid or id"),
+            ("=a@example.com", server, "must be an application's uid or id"),
+            ("a b=a@example.com", server, "must be an application's uid or id"),
+            ("acme=nobody", server, "`nobody` is not an address"),
+            ("acme=a@example.com", None, "is of no effect without `alert_mail_server`"),
+        ] {
+            let refused = read(&[wrong], server).expect_err(wrong);
+            assert!(refused.starts_with("alert_mail_owners ") && refused.contains(word), "{refused}");
+        }
+    }
 
     #[test]
     fn a_mail_server_is_read_and_its_password_stays_hidden() {

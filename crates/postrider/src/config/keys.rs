@@ -463,6 +463,14 @@ pub const KEYS: &[Key] = &[
         about: "The addresses that alerts are sent to.",
     },
     Key {
+        name: "alert_mail_owners",
+        form: Form::List,
+        default: Some(""),
+        secret: false,
+        flag: None,
+        about: "Addresses that alerts about one application and its endpoints are sent to besides, each as `APPLICATION=ADDRESS` with the application's uid or id: `acme=owner@acme.example`. The same application may be named with several.",
+    },
+    Key {
         name: "jwt_algorithm",
         form: Form::Text,
         default: Some("HS256"),

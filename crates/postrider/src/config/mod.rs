@@ -329,6 +329,7 @@ struct Raw {
     alert_mail_server: Option<Hidden>,
     alert_mail_from: Option<String>,
     alert_mail_to: Vec<String>,
+    alert_mail_owners: Vec<String>,
 }
 
 /// A table in the file, or JSON text in a variable.
@@ -448,6 +449,7 @@ impl Raw {
             mail_server: self.alert_mail_server.take(),
             mail_from: self.alert_mail_from.take(),
             mail_to: std::mem::take(&mut self.alert_mail_to),
+            mail_owners: std::mem::take(&mut self.alert_mail_owners),
         };
         Ok(Settings {
             tokens: self.tokens()?,

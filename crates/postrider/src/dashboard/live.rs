@@ -53,8 +53,11 @@ async fn follow(
     query: Fields,
     headers: HeaderMap,
 ) -> Result<Response, Fault> {
+    // Nobody reads hundreds a second. Whoever looks for a type may look for a rare one, and gets all of them.
+    let latest = query.get("type").is_none().then_some("25");
     let path = Path::api(&["app", &app, "tail"])
         .with("event_types", query.get("type"))
-        .with("endpoint_id", query.get("endpoint"));
+        .with("endpoint_id", query.get("endpoint"))
+        .with("latest", latest);
     site.inside.follow(&session, &path, headers.get("last-event-id").cloned()).await
 }

@@ -6,7 +6,7 @@ const rows = document.getElementById("live");
 const state = document.getElementById("live-state");
 const button = document.getElementById("pause");
 const kept = [];
-let paused = false, seen = 0;
+let paused = false, seen = 0, skipped = false;
 
 function cell(row, content, name) {
   const cell = row.insertCell();
@@ -38,7 +38,9 @@ function show(attempt) {
 function tell() {
   state.textContent = paused
     ? "Paused; " + kept.length + (kept.length === ROWS_MAX ? " or more" : "") + " came meanwhile."
-    : seen === 0 ? "Connected. What is tried from now on shows up here." : seen + " since this page was opened.";
+    : seen === 0 ? "Connected. What is tried from now on shows up here."
+    : skipped ? "More happens than can be shown: about 25 a second, the newest. Name an event type to see all of it."
+    : seen + " since this page was opened.";
 }
 
 const events = new EventSource(rows.dataset.events);
@@ -47,6 +49,10 @@ events.addEventListener("error", () => {
   state.textContent = events.readyState === EventSource.CLOSED
     ? "The server has ended this. Load the page anew to go on."
     : "The connection is lost; trying again…";
+});
+events.addEventListener("skipped", () => {
+  skipped = true;
+  tell();
 });
 events.addEventListener("attempt", (event) => {
   const attempt = JSON.parse(event.data);

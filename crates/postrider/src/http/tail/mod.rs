@@ -70,6 +70,7 @@ impl Default for Tails {
 ///
 /// Server-sent events. Each attempt is an event `attempt`, in the order of recording: its `data` is the attempt as the lists
 /// have it, with `msg`, and its `id` the attempt's id. Whoever comes back with that as `Last-Event-ID` is sent what he missed.
+/// With `latest` only the newest are sent, and an event `skipped` stands for the others.
 /// The first thing sent is an `id` without an event, a comment comes at least every 15 seconds, and the stream
 /// ends when the server stops or the token does not hold any more.
 #[utoipa::path(get, path = "/api/v1/app/{app_id}/tail",
@@ -82,6 +83,8 @@ impl Default for Tails {
         ("event_types" = Option<Vec<String>>, Query),
         ("status" = Option<u8>, Query, description = "0: success, 2: fail"),
         ("with_content" = Option<bool>, Query, description = "Whether to show what receivers answered; true if not given"),
+        ("latest" = Option<u64>, Query, minimum = 1, maximum = 100,
+            description = "Send no more than so many at a time, about once a second, and pass over the rest; all, if absent"),
     ),
     responses(
         (status = 200, body = String, content_type = "text/event-stream"),
@@ -101,7 +104,11 @@ async fn tail(
         detail: Detail::take(&mut query)?,
     };
     let endpoint = query.text("endpoint_id")?;
+    let latest = query.parsed::<usize>("latest", "a whole number")?;
     query.finish()?;
+    if latest.is_some_and(|many| !(1..=LATEST_MAX).contains(&many)) {
+        return Err(Error::invalid_query("latest", format!("must be between 1 and {LATEST_MAX}")));
+    }
     let wanted = match endpoint {
         None => wanted,
         Some(text) => {
@@ -115,7 +122,8 @@ async fn tail(
     let token = auth::bearer(&headers).map(|token| Hidden::new(token.to_owned()));
     let (out, events) = mpsc::channel(EVENTS_MAX);
     let stays = Stays::default();
-    let tail = Tail { app: app.key(), store: app.store, token, wanted, cursor, out, stays: stays.clone(), place, api };
+    let (key, store, stays_open) = (app.key(), app.store, stays.clone());
+    let tail = Tail { app: key, store, token, wanted, latest, cursor, out, stays: stays_open, place, api };
     tokio::spawn(tail.run());
 
     let events = futures_util::stream::unfold(events, async |mut events| {
@@ -181,6 +189,8 @@ struct Tail {
     store: Tenant,
     token: Option<Hidden>,
     wanted: Wanted,
+    /// Of many only so many at a time.
+    latest: Option<usize>,
     /// Everything up to this one was sent.
     cursor: AttemptKey,
     out: mpsc::Sender<Event>,
@@ -217,7 +227,7 @@ impl Tail {
             let looked = self.look().await;
             let took = begun.elapsed();
             let pause = match looked {
-                Ok(Reading { found, bound, more }) => match self.tell(found, bound).await {
+                Ok(Reading { found, bound, more, skipped }) => match self.tell(found, bound, skipped).await {
                     Err(over) => return over,
                     Ok(()) if more => took,
                     Ok(()) => (took * LOOKING_SHARE).clamp(LOOK_EVERY, LOOK_EVERY_MAX),
@@ -241,10 +251,16 @@ impl Tail {
             .iter()
             .filter(|endpoint| self.wanted.endpoint.is_none_or(|wanted| wanted == endpoint.key))
             .collect();
-        Ok(reading::past(&self.store, &lanes, self.cursor).await?)
+        Ok(match self.latest {
+            None => reading::past(&self.store, &lanes, self.cursor).await?,
+            Some(many) => reading::latest(&self.store, &lanes, self.cursor, many).await?,
+        })
     }
 
-    async fn tell(&mut self, found: Vec<Attempt>, bound: AttemptKey) -> Result<(), Over> {
+    async fn tell(&mut self, found: Vec<Attempt>, bound: AttemptKey, skipped: bool) -> Result<(), Over> {
+        if skipped {
+            send(&self.out, Event::default().event("skipped").data("{}")).await?;
+        }
         let mut messages = HashMap::new();
         for attempt in found.into_iter().filter(|attempt| self.wanted.by_itself(attempt)) {
             let message = match self.message(&mut messages, attempt.id.message).await {
@@ -339,6 +355,8 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 const LOOKING_SHARE: u32 = 9;
 /// Tails that look into the store at the same time.
 const LOOKING_MAX: usize = 2;
+/// More than anybody could read within the second that they are for.
+const LATEST_MAX: usize = 100;
 const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
 const COMMENT_EVERY: Duration = Duration::from_secs(15);
 const COME_BACK_AFTER: Duration = Duration::from_secs(2);

@@ -21,6 +21,8 @@ pub struct Reading {
     pub bound: AttemptKey,
     /// There may be more right now.
     pub more: bool,
+    /// There were others, which are not among them.
+    pub skipped: bool,
 }
 
 pub async fn past(store: &Tenant, lanes: &[&Arc<EndpointEntry>], cursor: AttemptKey) -> Result<Reading, StoreError> {
@@ -30,13 +32,43 @@ pub async fn past(store: &Tenant, lanes: &[&Arc<EndpointEntry>], cursor: Attempt
         [_] => Some(LAST),
         several => newest(store, several, cursor).await?,
     };
-    let Some(newest) = newest else { return Ok(Reading { found: Vec::new(), bound: cursor, more: false }) };
+    let Some(newest) = newest else { return Ok(Reading::nothing(cursor)) };
     let mut merged = Merged { found: Vec::new(), bound: newest, cut: false };
     for lane in lanes {
         let page = Page { from: Some(Cut::Past(cursor)), order: Order::Ascending, limit: ROWS_MAX };
         merged.add(store.attempts(TriesOf::Entry(lane), since(cursor), page).await?);
     }
     Ok(merged.reading(cursor))
+}
+
+/// The newest, for whoever watches: however much happens, a look costs no more than for so many.
+pub async fn latest(
+    store: &Tenant,
+    lanes: &[&Arc<EndpointEntry>],
+    cursor: AttemptKey,
+    many: usize,
+) -> Result<Reading, StoreError> {
+    let Some(newest) = newest(store, lanes, cursor).await? else { return Ok(Reading::nothing(cursor)) };
+    let mut found = Vec::new();
+    for lane in lanes {
+        let page = Page { from: None, order: Order::Descending, limit: many + 1 };
+        found.extend(store.attempts(TriesOf::Entry(lane), since(cursor), page).await?);
+    }
+    Ok(newest_of(found, cursor, newest, many))
+}
+
+fn newest_of(mut found: Vec<Attempt>, cursor: AttemptKey, newest: AttemptKey, many: usize) -> Reading {
+    found.retain(|attempt| attempt.key > cursor && attempt.key <= newest);
+    found.sort_by_key(|attempt| attempt.key);
+    let skipped = found.len().saturating_sub(many);
+    found.drain(..skipped);
+    Reading { found, bound: newest, more: false, skipped: skipped > 0 }
+}
+
+impl Reading {
+    fn nothing(cursor: AttemptKey) -> Self {
+        Self { found: Vec::new(), bound: cursor, more: false, skipped: false }
+    }
 }
 
 /// `None`: nothing is past the cursor.
@@ -92,7 +124,7 @@ impl Merged {
         self.found.sort_by_key(|attempt| attempt.key);
         let last = self.found.last().map_or(cursor, |attempt| attempt.key);
         let bound = if self.bound == LAST { last } else { self.bound };
-        Reading { found: self.found, bound, more: self.cut }
+        Reading { found: self.found, bound, more: self.cut, skipped: false }
     }
 }
 
@@ -161,6 +193,20 @@ mod tests {
             prop_assert_eq!(told, (1..=newest.raw()).collect::<Vec<_>>());
             prop_assert_eq!(cursor, newest);
         }
+    }
+
+    #[test]
+    fn whoever_watches_gets_the_newest_and_is_told_that_there_were_others() {
+        let keys = |reading: &Reading| reading.found.iter().map(|attempt| attempt.key.raw()).collect::<Vec<_>>();
+        let look = |of: &[i64], many| {
+            let found = of.iter().map(|key| attempt(*key)).collect();
+            newest_of(found, AttemptKey::new(10), AttemptKey::new(20), many)
+        };
+        // The first one was seen before, and the last was recorded while others were asked.
+        let all = look(&[20, 15, 9, 12, 21], 3);
+        assert_eq!((keys(&all), all.bound.raw(), all.skipped), (vec![12, 15, 20], 20, false));
+        let some = look(&[20, 15, 12], 2);
+        assert_eq!((keys(&some), some.bound.raw(), some.skipped), (vec![15, 20], 20, true));
     }
 
     #[test]
