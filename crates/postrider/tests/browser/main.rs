@@ -2,6 +2,7 @@
 
 mod driver;
 mod pictures;
+mod reach;
 #[path = "../support/mod.rs"]
 mod support;
 
