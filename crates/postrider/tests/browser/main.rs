@@ -3,6 +3,7 @@
 mod attacks;
 mod driver;
 mod pictures;
+mod reach;
 #[path = "../support/mod.rs"]
 mod support;
 
