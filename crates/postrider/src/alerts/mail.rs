@@ -7,6 +7,7 @@ use crate::{
 };
 use anyhow::Context;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use futures_util::future::join_all;
 use lettre::{
     Address, AsyncSmtpTransport, AsyncTransport, Tokio1Executor,
     address::Envelope,
@@ -57,23 +58,26 @@ impl Mailer {
 
     /// Sends one letter, and says what went wrong if something did. It ends in any case.
     pub async fn send(&self, subject: &str, text: String) -> Result<(), String> {
-        self.send_to(&self.to, subject, &text).await
+        let sending = self.to.iter().map(|to| self.send_to(to, subject, &text));
+        let flaws: Vec<String> = join_all(sending).await.into_iter().filter_map(Result::err).map(|no| no.why).collect();
+        if flaws.is_empty() { Ok(()) } else { Err(flaws.join("; ")) }
     }
 
-    async fn send_to(&self, to: &[Address], subject: &str, text: &str) -> Result<(), String> {
-        let envelope = Envelope::new(Some(self.from.clone()), to.to_vec()).map_err(|error| error.to_string())?;
+    /// To one alone: a mail server that does not know one of several would take the letter for none of them.
+    async fn send_to(&self, to: &Address, subject: &str, text: &str) -> Result<(), Refusal> {
+        let open = |why: String| Refusal { why, is_final: false };
+        let envelope = Envelope::new(Some(self.from.clone()), vec![to.clone()]).map_err(|no| open(no.to_string()))?;
         let letter = self.written(to, subject, text);
         match tokio::time::timeout(PATIENCE * 3, self.transport.send_raw(&envelope, letter.as_bytes())).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(told(&error)),
-            Err(_) => Err("the mail server did not answer in time".to_owned()),
+            Ok(Err(error)) => Err(Refusal { is_final: error.is_permanent(), why: format!("{to}: {}", told(&error)) }),
+            Err(_) => Err(open(format!("{to}: the mail server did not answer in time"))),
         }
     }
 
     /// As RFC 5322 and MIME write it: plain text, with whatever letters there are in names.
-    fn written(&self, to: &[Address], subject: &str, text: &str) -> String {
+    fn written(&self, to: &Address, subject: &str, text: &str) -> String {
         let subject = encoded(&format!("[Postrider {}] {subject}", self.node));
-        let to = to.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
         let date = jiff::Timestamp::from_millisecond(clock::now().as_millis()).unwrap_or_default();
         let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_string(&date).unwrap_or_default();
         let body = BASE64_STANDARD.encode(text);
@@ -85,6 +89,13 @@ impl Mailer {
             lines.join("\r\n")
         )
     }
+}
+
+/// Why a letter was not taken.
+struct Refusal {
+    why: String,
+    /// It will not be taken later either.
+    is_final: bool,
 }
 
 /// What went wrong, for whoever can mend it.
@@ -148,9 +159,25 @@ impl Default for Pace {
 }
 
 impl Post {
+    /// Nobody waits for letters to another whose mail is not taken.
     pub async fn keep(mut self) {
-        while let Some(alerts) = gather(&mut self.queue, self.pace).await {
-            insist(&self.mailer, &self.mailer.to, &alerts, self.pace).await;
+        let mut desks = Vec::new();
+        for to in self.mailer.to.clone() {
+            let (desk, mut queue) = mpsc::channel(WAITING_MAX);
+            let (mailer, pace) = (std::sync::Arc::clone(&self.mailer), self.pace);
+            tokio::spawn(async move {
+                while let Some(alerts) = gather(&mut queue, pace).await {
+                    insist_on(&mailer, &to, &alerts, pace).await;
+                }
+            });
+            desks.push(desk);
+        }
+        while let Some(alert) = self.queue.recv().await {
+            for desk in &desks {
+                if desk.try_send(alert.clone()).is_err() {
+                    metrics::counter!("postrider_alerts_dropped_total").increment(1);
+                }
+            }
         }
     }
 }
@@ -167,22 +194,28 @@ pub async fn gather(queue: &mut mpsc::Receiver<Alert>, pace: Pace) -> Option<Vec
     Some(alerts)
 }
 
-/// Sends one letter about them, again and again for a while.
+/// Sends each of them a letter about these.
 pub async fn insist(mailer: &Mailer, to: &[Address], alerts: &[Alert], pace: Pace) {
+    join_all(to.iter().map(|to| insist_on(mailer, to, alerts, pace))).await;
+}
+
+/// Again and again for a while, unless it is refused for good.
+async fn insist_on(mailer: &Mailer, to: &Address, alerts: &[Alert], pace: Pace) {
     let (subject, text) = letter(alerts);
     for pause in pace.retries.iter().map(Some).chain([None]) {
-        let Err(error) = mailer.send_to(to, &subject, &text).await else {
+        let Err(Refusal { why, is_final }) = mailer.send_to(to, &subject, &text).await else {
             metrics::counter!("postrider_alert_mails_total", "outcome" => "sent").increment(1);
             return;
         };
         match pause {
-            Some(pause) => {
-                warn!(error, "alerts could not be mailed; it is tried again");
+            Some(pause) if !is_final => {
+                warn!(error = why, "alerts could not be mailed; it is tried again");
                 tokio::time::sleep(*pause).await;
             }
-            None => {
+            Some(_) | None => {
                 metrics::counter!("postrider_alert_mails_total", "outcome" => "given_up").increment(1);
-                warn!(error, subject, "alerts could not be mailed, and it is given up");
+                warn!(error = why, subject, "alerts could not be mailed, and it is given up");
+                return;
             }
         }
     }
@@ -211,6 +244,8 @@ fn letter(alerts: &[Alert]) -> (String, String) {
 /// For each step of the talk with the mail server.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LETTER_MAX: usize = 500;
+/// Alerts that wait for one who is written to.
+const WAITING_MAX: usize = 1_000;
 /// Of base64, as MIME wants it.
 const LINE_MAX: usize = 76;
 /// Encoded, a word has 75 letters at most.

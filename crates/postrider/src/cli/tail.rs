@@ -21,7 +21,7 @@ Examples:
   postrider tail --app shop --endpoint billing --failed
   postrider tail --json | jq -r 'select(.status == 2) | .msgId'
 
-It goes on until Ctrl-C, comes back by itself when the connection breaks, and misses nothing meanwhile.
+It goes on until Ctrl-C, comes back by itself when the connection breaks, and goes on where it was.
 Exit codes: 0 ended by Ctrl-C or --limit, 1 failed, 2 wrong usage")]
 pub struct Args {
     #[command(flatten)]

@@ -125,6 +125,7 @@ fn talk(
                 return Some(Ended::StartsTls);
             }
             "AUTH" => "235 welcome",
+            "RCPT" if line.contains("<gone@") => "550 nobody of that name",
             "RCPT" => manner.to_recipients,
             "DATA" => {
                 say(caller, "354 go on")?;

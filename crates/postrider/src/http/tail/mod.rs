@@ -1,8 +1,8 @@
 //! An application's attempts as they are recorded, in the form that browsers follow (server-sent events).
 //!
 //! They are read from the store, about once a second, and not told by the process that made them: with several nodes that
-//! may be another one. The cursor is the id of an attempt, so that whoever comes back with the last one he saw misses
-//! nothing, on whichever node. Looking is kept cheap: few at a time, and the longer a look takes, the rarer it is.
+//! may be another one. The cursor is the id of an attempt, so that whoever comes back with the last one he saw goes on
+//! behind it, on whichever node. Looking is kept cheap: few at a time, and the longer a look takes, the rarer it is.
 
 mod places;
 mod reading;
