@@ -594,7 +594,7 @@ pub struct Search {
     pub past: Option<MessageKey>,
     /// How many to find at most.
     pub limit: usize,
-    /// How many to look at at most.
+    /// How many to look at, about.
     pub look_max: usize,
 }
 

@@ -67,13 +67,14 @@ pub fn search(tables: &Tables, app: AppKey, search: &Search) -> Searched {
         if !is_in_time(&search.filter, key.raw()) || search.past.is_some_and(|past| *key >= past) {
             continue;
         }
-        if found.len() == search.limit || looked == search.look_max {
+        if found.len() == search.limit || looked >= search.look_max {
             return Searched { found, until: last };
         }
         (looked, last) = (looked + 1, Some(*key));
         let Some(concerned) = search.concerned(&row.owed).filter(|_| has_wanted(&search.filter, &row.content)) else {
             continue;
         };
+        looked += concerned.len().saturating_sub(1);
         let states: Vec<_> = concerned.into_iter().map(|endpoint| (endpoint, state(tables, row, endpoint))).collect();
         if search.finds(&states) {
             found.push((row.message(), states));

@@ -301,6 +301,11 @@ pub async fn a_search_says_how_far_it_looked<H: Harness>() {
         assert_eq!(found, rare, "{limit} {look_max}");
         assert!(looks >= 23 / look_max, "it looked at no more than it was allowed to: {looks}");
     }
+    let two = Stage::<H>::set(2).await;
+    two.accept_many(4, START).await;
+    let search = Search { states: vec![StateKind::Dead], limit: 50, look_max: 4, ..Search::default() };
+    let searched = two.store().search(two.app, search).await.unwrap();
+    assert!(searched.until.is_some(), "four messages for two endpoints each are more than four looks");
     let within = MessageFilter { after: Some(at(5 * HOUR)), before: Some(at(15 * HOUR)), ..filter };
     let search = Search { filter: within, limit: 50, look_max: 50, ..Search::default() };
     let searched = stage.store().search(stage.app, search).await.unwrap();

@@ -376,17 +376,25 @@ pub async fn search(db: &Db, app: AppKey, search: &Search) -> Result<Searched> {
         let step = SIFT_STEP.min(search.look_max - looked);
         let stretch = rows(db, sql, &[&app.raw(), &span.low, &span.high, &limit(step)]).await?;
         looked += stretch.len();
-        let mut pairs = Vec::new();
         let mut concerning = Vec::new();
         for row in &stretch {
             let key = MessageKey::new(row.get("key"));
             span.high = key.raw();
             let owed: Vec<EndpointKey> = row.get::<_, Vec<i64>>("owed").into_iter().map(EndpointKey::new).collect();
             if let (Some(concerned), true) = (search.concerned(&owed), wanted(&search.filter, row)?) {
-                pairs.extend(concerned.iter().map(|endpoint| (key, *endpoint)));
                 concerning.push((key, concerned));
             }
         }
+        if search.states.is_empty() {
+            // All of them are found, so that no more than are wanted need be looked up.
+            concerning.truncate(search.limit - found.len());
+        }
+        let of_one = |(key, concerned): &(MessageKey, Vec<EndpointKey>)| {
+            let key = *key;
+            concerned.iter().map(move |endpoint| (key, *endpoint)).collect::<Vec<_>>()
+        };
+        let pairs: Vec<_> = concerning.iter().flat_map(of_one).collect();
+        looked += pairs.len().saturating_sub(concerning.len());
         let mut states = states(db, &pairs).await?.into_iter();
         for (key, concerned) in concerning {
             let stand: Vec<_> = concerned.into_iter().zip(states.by_ref()).collect();

@@ -294,7 +294,7 @@ pub fn search(connection: &Connection, pieces: &[Piece], app: AppKey, search: &S
         let mut select = piece.prepare(&snapshot, &sql)?;
         let mut rows = select.query((app.raw(), span.low, span.high))?;
         while let Some(row) = rows.next()? {
-            if found.len() == search.limit || looked == search.look_max {
+            if found.len() == search.limit || looked >= search.look_max {
                 return Ok(Searched { found, until: last });
             }
             let message = message_from(row)?;
@@ -303,6 +303,7 @@ pub fn search(connection: &Connection, pieces: &[Piece], app: AppKey, search: &S
             else {
                 continue;
             };
+            looked += concerned.len().saturating_sub(1);
             let states = concerned.into_iter().map(|endpoint| {
                 let state = state(&snapshot, piece, message.key, endpoint)?;
                 Ok((endpoint, state))

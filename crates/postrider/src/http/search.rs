@@ -57,7 +57,8 @@ pub struct FoundOut {
 
 /// Search the messages of an application, newest first.
 ///
-/// Looks at up to 10,000 messages at a time and may find none among them: go on with `iterator` until `done`.
+/// Looks at up to 10,000 messages at a time, fewer if they go to many endpoints, and may find none among them: go on with
+/// `iterator` until `done`.
 #[utoipa::path(get, path = "/api/v1/app/{app_id}/message-search", operation_id = "v1.message.search", tag = "Message",
     params(
         ("app_id" = String, Path, description = "The application's id or uid"),
