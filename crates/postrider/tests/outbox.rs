@@ -137,6 +137,55 @@ async fn all_arrived(world: &World, rows: usize) -> Vec<Arrival> {
 }
 
 #[tokio::test]
+async fn a_row_goes_on_with_its_producers_trace() {
+    let producer = Producer::new().await;
+    let world = world(&producer).await;
+    let [by_setting, by_column] = ["4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"]
+        .map(|trace| format!("00-{trace}-00f067aa0ba902b7-01"));
+    let set = |value: &str| format!("SELECT set_config('postrider.traceparent', '{value}', true)");
+    let send = |n: usize| format!("SELECT postrider.send('acme', 'order.paid', '{{\"n\": {n}}}')");
+    producer.run(&format!("BEGIN; {}; {}; COMMIT", set(&by_setting), send(1))).await;
+    producer
+        .run(&format!(
+            "INSERT INTO postrider.outbox (app, event_type, payload, traceparent)
+             VALUES ('acme', 'order.paid', '{{\"n\": 2}}', '{by_column}')"
+        ))
+        .await;
+    // The setting ended with its transaction, and what is no trace is none.
+    producer.run(&send(3)).await;
+    producer.run(&format!("BEGIN; {}; {}; COMMIT", set("<script>"), send(4))).await;
+    let arrivals = all_arrived(&world, 4).await;
+    for (number, expected) in [(1, Some(&by_setting)), (2, Some(&by_column)), (3, None), (4, None)] {
+        let arrival = arrivals.iter().find(|arrival| n(arrival) == number).expect("it arrived");
+        let given = arrival.headers.get("traceparent").map(|value| value.to_str().expect("text").to_owned());
+        assert_eq!(given.as_ref(), expected, "row {number}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_of_an_older_outbox_has_no_trace_and_arrives() {
+    let producer = Producer::new().await;
+    // As it was before there was a place for it.
+    producer
+        .run(
+            "DO $$ BEGIN
+                 EXECUTE regexp_replace(pg_get_functiondef('postrider.outbox_admit()'::regprocedure),
+                     'NEW.traceparent := coalesce.*?END IF;', '');
+             END $$;
+             ALTER TABLE postrider.outbox DROP COLUMN traceparent",
+        )
+        .await;
+    let world = world(&producer).await;
+    producer.send(1, "").await;
+    all_arrived(&world, 1).await;
+    let installed = outbox(&["install", "--database-url", &producer.url]);
+    assert!(installed.status.success(), "{installed:?}");
+    producer.run("SELECT traceparent FROM postrider.outbox").await;
+    producer.send(2, "").await;
+    all_arrived(&world, 2).await;
+}
+
+#[tokio::test]
 async fn what_is_committed_is_delivered_once_and_what_is_rolled_back_never() {
     let producer = Producer::new().await;
     let world = world(&producer).await;

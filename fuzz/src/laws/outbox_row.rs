@@ -32,6 +32,8 @@ pub fn check(data: &[u8]) {
         tags: draws.several(6, word),
         ordering_key: draws.maybe(word),
         deliver_at: draws.maybe(Draws::timestamp),
+        // It is no part of what the message says.
+        traceparent: None,
         payload: Bytes::copy_from_slice(draws.rest()),
         taken: None,
     };

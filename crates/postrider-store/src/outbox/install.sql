@@ -50,6 +50,8 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox (
     tags text[],
     ordering_key text,
     deliver_at timestamptz,
+    -- Where in a trace the producer was, as W3C writes it.
+    traceparent text,
     created_at timestamptz NOT NULL,
     -- When Postrider first offered it to its own store, for which application, and until when that store can tell
     -- whether it took it.
@@ -68,6 +70,11 @@ BEGIN
     IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = '{schema}.outbox'::regclass AND attname = 'payload'
                    AND attstorage <> 'e') THEN
         ALTER TABLE {schema}.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
+    END IF;
+    -- Older outboxes have no place for it.
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = '{schema}.outbox'::regclass AND attname = 'traceparent'
+                       AND NOT attisdropped) THEN
+        ALTER TABLE {schema}.outbox ADD COLUMN traceparent text;
     END IF;
     IF to_regclass('{schema}.outbox_waiting') IS NULL THEN
         CREATE INDEX outbox_waiting ON {schema}.outbox (id) WHERE failed_at IS NULL;
@@ -118,6 +125,11 @@ BEGIN
     -- the rows of one key the numbers follow the order of the commits.
     IF NEW.ordering_key IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(hashtextextended(NEW.app || ' ' || NEW.ordering_key, TG_RELID::bigint));
+    END IF;
+    -- Of the row, or of the transaction. What is not well formed is as good as none: a trace is no reason to fail.
+    NEW.traceparent := coalesce(NEW.traceparent, current_setting('postrider.traceparent', true));
+    IF length(NEW.traceparent) <> 55 OR NEW.traceparent !~ '^[0-9a-f]+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+$' THEN
+        NEW.traceparent := NULL;
     END IF;
     NEW.id := nextval('{schema}.outbox_id');
     NEW.created_at := now();

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use postrider_engine::Timestamp;
 use schema::CHANNEL;
 use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
+use tokio::sync::OnceCell;
 use tokio_postgres::{error::SqlState, types::ToSql};
 
 /// The schema that an outbox lies in. It stands in SQL as it is, so only plain names are taken.
@@ -117,6 +118,8 @@ pub struct Row {
     pub tags: Vec<String>,
     pub ordering_key: Option<String>,
     pub deliver_at: Option<Timestamp>,
+    /// Where in a trace its producer was, as W3C writes it.
+    pub traceparent: Option<String>,
     /// It was offered to the store before, and what came of it was not written down.
     pub taken: Option<Taken>,
 }
@@ -172,6 +175,8 @@ pub struct Outbox {
     db: Db,
     schema: SchemaName,
     bell: Arc<Bell>,
+    /// Whether rows have a place for a trace: those of an older outbox have not.
+    has_trace: OnceCell<bool>,
 }
 
 impl Outbox {
@@ -186,7 +191,7 @@ impl Outbox {
             PostgresOptions { name: name.to_owned(), ca_pem: ca_pem.map(<[u8]>::to_vec), ..PostgresOptions::default() };
         // The lock by which one of many nodes relays, and word of new rows, are bound to a connection.
         let (db, bell) = url.connect_surely(&options).await?;
-        Ok(Self { db, schema, bell })
+        Ok(Self { db, schema, bell, has_trace: OnceCell::new() })
     }
 
     /// Makes the outbox, or brings it up to date.
@@ -271,20 +276,31 @@ impl Outbox {
     ///
     /// `known_for`: how long the store can tell now whether it took a row.
     pub async fn read(&self, ids: &[i64], bytes_max: i64, known_for: Duration) -> Result<Vec<Found>, OutboxError> {
+        let trace = if self.has_trace().await? { "traceparent" } else { "NULL::text AS traceparent" };
         let rows = self
             .query(
-                "SELECT id, app, event_type, payload, content_type, event_id, channels, tags, ordering_key,
+                &"SELECT id, app, event_type, payload, content_type, event_id, channels, tags, ordering_key, {trace},
                         (extract(epoch FROM deliver_at) * 1000)::bigint AS deliver_at, taken_app,
                         coalesce(known_until < now() OR taken_at < now() - $3 * interval '1 millisecond', false)
                             AS is_forgotten
                  FROM (SELECT *, sum(octet_length(payload)) OVER in_order AS bytes, row_number() OVER in_order AS place
                        FROM {schema}.outbox WHERE failed_at IS NULL AND id = ANY($1)
                        WINDOW in_order AS (ORDER BY id)) AS measured
-                 WHERE bytes <= $2 OR place = 1 ORDER BY id",
+                 WHERE bytes <= $2 OR place = 1 ORDER BY id"
+                    .replace("{trace}", trace),
                 &[&ids, &bytes_max, &millis(known_for)],
             )
             .await?;
         Ok(rows.iter().map(found).collect())
+    }
+
+    async fn has_trace(&self) -> Result<bool, OutboxError> {
+        let look = async || {
+            let sql = "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = '{schema}.outbox'::regclass
+                           AND attname = 'traceparent' AND NOT attisdropped)";
+            Ok(self.query(sql, &[]).await?.first().is_some_and(|row| row.get(0)))
+        };
+        self.has_trace.get_or_try_init(look).await.copied()
     }
 
     /// Writes down for which application each of these rows is about to be offered to the store for the first time. Tells
@@ -461,6 +477,7 @@ fn found(row: &tokio_postgres::Row) -> Found {
         tags: words("tags")?,
         ordering_key: text("ordering_key")?,
         deliver_at: row.get::<_, Option<i64>>("deliver_at").map(Timestamp::from_millis),
+        traceparent: text("traceparent")?,
         taken,
     })
 }

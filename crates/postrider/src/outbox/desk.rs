@@ -6,10 +6,11 @@ use crate::{
     directory::{AppEntry, Directory},
     ids::IdCodec,
     ingest::{Ingest, NewEvent},
+    telemetry::traces::context_from,
 };
 use postrider_engine::AppKey;
 use postrider_store::{
-    AcceptError, By, Content, Idempotency, Retention, Store, StoreError,
+    AcceptError, By, Content, Idempotency, Retention, Store, StoreError, TraceContext,
     outbox::{Found, Identity, Refusal, Row, Sent},
 };
 use std::{sync::Arc, time::Duration};
@@ -39,6 +40,7 @@ pub struct Offer {
     content: Content,
     named_by: NamedBy,
     idempotency: Idempotency,
+    trace: Option<TraceContext>,
 }
 
 /// What happened to a row before.
@@ -112,14 +114,14 @@ impl Desk {
     }
 
     async fn offer(&self, offer: Offer) -> Result<End, StoreError> {
-        let Offer { id, past, app, content, named_by, idempotency } = offer;
+        let Offer { id, past, app, content, named_by, idempotency, trace } = offer;
         let refused = |error: &str| Ok(End::Refused(past.refusal(id, error.to_owned())));
         let event = NewEvent {
             content: content.clone(),
             payload_expires_at: None,
             idempotency: Some(idempotency),
             only: None,
-            trace: None,
+            trace,
         };
         match self.ingest.accept(&app, event).await {
             Ok(_) => Ok(End::Stored),
@@ -149,7 +151,8 @@ impl Offer {
     fn new(identity: &Identity, row: &Row, past: Past, app: Arc<AppEntry>, content: Content) -> Self {
         let idempotency = row::idempotency(identity, row.id, &content);
         let named_by = if row.event_id.is_some() { NamedBy::Producer } else { NamedBy::Us };
-        Self { id: row.id, past, app, content, named_by, idempotency }
+        let trace = row.traceparent.as_deref().and_then(context_from);
+        Self { id: row.id, past, app, content, named_by, idempotency, trace }
     }
 
     pub fn app(&self) -> AppKey {

@@ -173,6 +173,7 @@ mod tests {
             tags: Vec::new(),
             ordering_key: None,
             deliver_at: None,
+            traceparent: None,
             taken: None,
         }
     }

@@ -165,6 +165,12 @@ pub fn context_of(headers: &HeaderMap) -> Option<TraceContext> {
     found.is_valid().then(|| written(&found))
 }
 
+/// The same, of a `traceparent` that came by another way.
+pub fn context_from(parent: &str) -> Option<TraceContext> {
+    let parent = parent.parse().ok()?;
+    context_of(&HeaderMap::from_iter([(TRACEPARENT, parent)]))
+}
+
 fn written(span: &SpanContext) -> TraceContext {
     let flags = u8::from(span.is_sampled());
     let state = Some(span.trace_state().header());
@@ -297,8 +303,10 @@ mod tests {
             "<script>alert(1)</script>",
         ] {
             assert_eq!(read(bad), None, "{bad}");
+            assert_eq!(context_from(bad), None, "{bad}");
         }
         assert_eq!(context_of(&HeaderMap::new()), None);
+        assert_eq!(context_from(PARENT).map(|trace| trace.parent).as_deref(), Some(PARENT));
     }
 
     #[test]
