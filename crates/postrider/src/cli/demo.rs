@@ -16,11 +16,12 @@ use crate::{
     tokens::ENVIRONMENT_TOKEN_LIFE,
 };
 use anyhow::Context;
-use http::StatusCode;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
 use indicatif::{ProgressBar, ProgressStyle};
 use postrider_signature::Secret;
 use rand::{TryRng, rngs::SysRng};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     io::{self, IsTerminal},
     net::Ipv4Addr,
@@ -89,9 +90,10 @@ fn introduce(server: &Url, token: &str, receiver_url: &str) -> Result<(), print:
         "\
 Postrider demo: a server, a receiver that misbehaves on purpose, and traffic. Ctrl-C ends it and leaves nothing.
 
-  API       {server}
-  docs      {server}docs
-  receiver  {receiver_url}  (/steady answers, /flaky fails one in three, /slow takes its time, /broken never works)
+  in the browser  {server}  (sign in with the token below; then Applications, {APP}, Dead letters)
+  API             {server}docs
+  receiver        {receiver_url}  (/steady answers, /flaky fails one in three, /slow takes its time,
+                  /picky wants no small orders, /broken never works)
 
 Talk to it from another terminal:
 
@@ -180,7 +182,7 @@ impl Respond for Misbehave {
     fn respond(&self, arrival: &Arrival) -> anyhow::Result<Reply> {
         let nth = self.tally.arrived.fetch_add(1, Relaxed);
         let reply = match arrival.signature {
-            Signature::Good => misbehave(&arrival.path, nth),
+            Signature::Good => misbehave(&arrival.path, nth, &arrival.body),
             Signature::Bad(_) | Signature::Unverified => {
                 self.tally.forged.fetch_add(1, Relaxed);
                 Reply::status(StatusCode::UNAUTHORIZED)
@@ -192,7 +194,13 @@ impl Respond for Misbehave {
     }
 }
 
-fn misbehave(path: &str, nth: u64) -> Reply {
+fn misbehave(path: &str, nth: u64, body: &[u8]) -> Reply {
+    // It says no for good, and why: such a delivery is a dead letter at once.
+    if path == "/picky" && amount(body).is_some_and(|amount| amount < SMALL) {
+        let body = Bytes::from(json!({"error": format!("orders below {SMALL} are not taken")}).to_string());
+        let answer = Answer::Whole { status: StatusCode::UNPROCESSABLE_ENTITY, headers: HeaderMap::new(), body };
+        return Reply { delay: Duration::ZERO, answer };
+    }
     let (status, delay_ms) = match path {
         "/flaky" if nth.is_multiple_of(3) => (StatusCode::INTERNAL_SERVER_ERROR, 0),
         "/slow" => (StatusCode::OK, 800 + nth * 37 % 1700),
@@ -200,6 +208,10 @@ fn misbehave(path: &str, nth: u64) -> Reply {
         _ => (StatusCode::OK, 0),
     };
     Reply::status(status).after(Duration::from_millis(delay_ms))
+}
+
+fn amount(body: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<Value>(body).ok()?["amount"].as_u64()
 }
 
 fn is_success(reply: &Reply) -> bool {
@@ -213,7 +225,9 @@ fn random_secret() -> anyhow::Result<Secret> {
 }
 
 const APP: &str = "demo";
-const PATHS: [&str; 4] = ["/steady", "/flaky", "/slow", "/broken"];
+const PATHS: [&str; 5] = ["/steady", "/flaky", "/slow", "/picky", "/broken"];
+/// One of ten orders, and the first ones.
+const SMALL: u64 = 100;
 const EVENT_TYPES: [&str; 4] = ["order.placed", "order.paid", "order.shipped", "refund.created"];
 
 #[cfg(test)]
@@ -222,12 +236,17 @@ mod tests {
 
     #[test]
     fn each_endpoint_misbehaves_in_its_own_way() {
-        for (path, failures, slow) in
-            [("/steady", 0, false), ("/flaky", 10, false), ("/slow", 0, true), ("/broken", 30, false)]
-        {
-            let replies: Vec<_> = (0..30).map(|nth| misbehave(path, nth)).collect();
+        for (path, failures, slow) in [
+            ("/steady", 0, false),
+            ("/flaky", 10, false),
+            ("/slow", 0, true),
+            ("/picky", 30, false),
+            ("/broken", 30, false),
+        ] {
+            let replies: Vec<_> = (0..30).map(|nth| misbehave(path, nth, br#"{"amount": 7}"#)).collect();
             assert_eq!(replies.iter().filter(|reply| !is_success(reply)).count(), failures, "{path}");
             assert_eq!(replies.iter().all(|reply| reply.delay >= Duration::from_millis(800)), slow, "{path}");
         }
+        assert!(is_success(&misbehave("/picky", 0, br#"{"amount": 100}"#)));
     }
 }
