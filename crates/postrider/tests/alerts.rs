@@ -314,7 +314,7 @@ async fn mail_goes_over_tls_and_only_to_a_server_that_is_trusted() {
         let office = PostOffice::secure(wire, ours.issue("127.0.0.1"));
         mail_by(&mut world, &server(&office), Some(&ours));
         assert_eq!(test_alert(&mut world).await["mail"], json!({"status": "sent"}), "{scheme}");
-        assert_eq!(office.letters().len(), 1, "{scheme}");
+        assert_eq!(office.letters().len(), 2, "one to each, {scheme}");
         assert!(office.heard().iter().any(|line| line.starts_with("AUTH ")), "it is the right place for a password");
 
         for (certificate, trusted, flaw) in [

@@ -102,6 +102,8 @@ fn needed(operation: &str) -> Option<Scope> {
         ("background-task", "cancel") => Some(Scope::Replay),
         ("endpoint", "get-secret") | ("operational-webhook", "endpoint.get-secret") => Some(Scope::Manage),
         ("operational-webhook", "endpoint.list" | "endpoint.get" | "endpoint.get-headers") => Some(Scope::Read),
+        ("operational-webhook", "endpoint.list-attempts" | "dead-letter.list") => Some(Scope::Read),
+        ("operational-webhook", "dead-letter.replay") => Some(Scope::Replay),
         ("application", "preview-schedule") => Some(Scope::Read),
         ("statistics", _) | (_, "list" | "get" | "count" | "tail" | "search") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),

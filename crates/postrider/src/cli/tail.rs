@@ -74,7 +74,7 @@ async fn follow_all(args: &Args) -> anyhow::Result<()> {
             biased;
             Some(ended) = following.join_next() => ended.context("a part of it ended")??,
             attempt = attempts.recv() => {
-                let Some((app, attempt)) = attempt else { return Ok(()) };
+                let Some((app, attempt)) = attempt else { break };
                 show(&app, several, &attempt, args.output.form())?;
                 shown += 1;
                 if args.limit.is_some_and(|limit| shown >= limit) {
@@ -83,6 +83,11 @@ async fn follow_all(args: &Args) -> anyhow::Result<()> {
             }
         }
     }
+    // All have ended, and not all may have been asked why.
+    while let Some(ended) = following.join_next().await {
+        ended.context("a part of it ended")??;
+    }
+    Ok(())
 }
 
 /// By their ids, those that the token is for.
