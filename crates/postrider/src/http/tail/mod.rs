@@ -31,7 +31,10 @@ use reading::Reading;
 use std::{
     collections::{HashMap, hash_map::Entry},
     convert::Infallible,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::{
@@ -71,7 +74,7 @@ impl Default for Tails {
 /// Server-sent events. Each attempt is an event `attempt`, in the order of recording: its `data` is the attempt as the lists
 /// have it, with `msg`, and its `id` the attempt's id. Whoever comes back with that as `Last-Event-ID` is sent what he missed.
 /// With `latest` only the newest are sent, and an event `skipped` stands for the others.
-/// The first thing sent is an `id` without an event, a comment comes at least every 15 seconds, and the stream
+/// The first thing sent is an `id` without an event; a comment comes at least every 15 seconds, with the `id` to come back with; the stream
 /// ends when the server stops or the token does not hold any more.
 #[utoipa::path(get, path = "/api/v1/app/{app_id}/tail",
     operation_id = "v1.message-attempt.tail", tag = "Message Attempt",
@@ -206,9 +209,10 @@ impl Tail {
         let (api, out) = (Arc::clone(&self.api), self.out.clone());
         let token = self.token.take();
         let mut stopped = api.tails.stopped.clone();
+        let told = AtomicI64::new(self.cursor.raw());
         tokio::select! {
-            Over = self.follow() => {}
-            Over = keep_open(&api, token.as_ref(), &out) => {}
+            Over = self.follow(&told) => {}
+            Over = keep_open(&api, token.as_ref(), &told, &out) => {}
             () = until(&mut stopped) => {}
             () = out.closed() => {}
         }
@@ -217,7 +221,8 @@ impl Tail {
         drop(self.place);
     }
 
-    async fn follow(&mut self) -> Over {
+    /// `told`: how far it has come.
+    async fn follow(&mut self, told: &AtomicI64) -> Over {
         let here = Event::default().id(self.api.ids.id_of(self.cursor)).retry(COME_BACK_AFTER);
         if let Err(over) = send(&self.out, here).await {
             return over;
@@ -238,6 +243,7 @@ impl Tail {
                     TROUBLE_PAUSE
                 }
             };
+            told.store(self.cursor.raw(), Relaxed);
             sleep(pause).await;
         }
     }
@@ -317,8 +323,8 @@ impl From<StoreError> for Fault {
 }
 
 /// Says something now and then, so that nobody on the way takes the connection for dead, and looks whether the token still
-/// holds.
-async fn keep_open(api: &Api, token: Option<&Hidden>, out: &mpsc::Sender<Event>) -> Over {
+/// holds. It says how far it has come, so that who wants little and comes back does not make us look through all of it again.
+async fn keep_open(api: &Api, token: Option<&Hidden>, told: &AtomicI64, out: &mpsc::Sender<Event>) -> Over {
     loop {
         sleep(COMMENT_EVERY).await;
         if let Some(token) = token
@@ -326,7 +332,8 @@ async fn keep_open(api: &Api, token: Option<&Hidden>, out: &mpsc::Sender<Event>)
         {
             return Over;
         }
-        if let Err(over) = send(out, Event::default().comment("")).await {
+        let here = api.ids.id_of(AttemptKey::new(told.load(Relaxed)));
+        if let Err(over) = send(out, Event::default().comment("").id(here)).await {
             return over;
         }
     }
