@@ -7,7 +7,7 @@ use postrider::{
     config::{Settings, reference},
     ids::IdCodec,
     keyring::Keyring,
-    tokens::{Access, Principal, Tokens},
+    tokens::{Access, Capability, Principal, Tokens},
 };
 use postrider_engine::AppKey;
 use serde_json::Value;
@@ -41,6 +41,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         (&["serve", "--allow-subnet", "ten"], "(flag --allow-subnet)"),
         (&["serve", "--https-only=maybe"], "`maybe` is neither"),
         (&["token", "--read-only"], "--app"),
+        (&["token", "--scope", "view"], "--app"),
+        (&["token", "--app", "app_x", "--scope", "everything"], "create-attempts"),
         (&["token", "--expires-in", "5"], "has no unit"),
         (&["send", "--app", "a", "--event-type", "b", "{}"], "postrider token"),
         (&["send", "--token", "t", "--app", "a", "--event-type", "b", "{"], "the payload is not JSON"),
@@ -193,6 +195,16 @@ fn a_token_needs_the_keys_and_nothing_else() {
         (&["token", "--data", "./postrider-data", "--expires-in", "1h"], Principal::Environment),
         (&["token", "--app", &id], Principal::Application { app, access: Access::full() }),
         (&["token", "--app", &id, "--read-only"], Principal::Application { app, access: Access::read_only() }),
+        (
+            &["token", "--app", &id, "--scope", "manage-endpoint", "--scope", "create-attempts"],
+            Principal::Application {
+                app,
+                access: Access {
+                    capabilities: vec![Capability::ViewBase, Capability::CreateAttempts, Capability::ManageEndpoint],
+                    feature_flags: None,
+                },
+            },
+        ),
     ] {
         let (code, stdout, stderr) = ended(&run(folder.path(), arguments));
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}");

@@ -6,17 +6,19 @@ use crate::{
     config::parse_duration,
     ids::IdCodec,
     keyring::Keyring,
-    tokens::{APPLICATION_TOKEN_LIFE, Access, ENVIRONMENT_TOKEN_LIFE, Tokens},
+    tokens::{APPLICATION_TOKEN_LIFE, Access, Capability, ENVIRONMENT_TOKEN_LIFE, Tokens},
 };
+use clap::ValueEnum;
 use postrider_engine::AppKey;
 use serde_json::json;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   export POSTRIDER_TOKEN=\"$(postrider token)\"
-  postrider token --data /var/lib/postrider --app app_... --read-only --expires-in 1h")]
+  postrider token --data /var/lib/postrider --app app_... --read-only --expires-in 1h
+  postrider token --app app_... --scope create-attempts --scope view-endpoint-secret")]
 pub struct Args {
     #[command(flatten)]
     place: PlaceFlags,
@@ -29,8 +31,44 @@ pub struct Args {
     /// Let it look and not change (with --app)
     #[arg(long, requires = "app")]
     read_only: bool,
+    /// Let it do only this, and look (with --app; repeatable)
+    #[arg(long = "scope", value_name = "SCOPE", requires = "app", conflicts_with = "read_only", value_enum)]
+    scopes: Vec<Scope>,
     #[command(flatten)]
     output: OutputFlags,
+}
+
+/// What a token for one application may be limited to: the contract's capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scope {
+    /// Look at everything but secrets; every token may
+    View,
+    /// Send again: resends, recoveries, replays
+    CreateAttempts,
+    /// Add, change and delete endpoints
+    ManageEndpoint,
+    /// See endpoints' signing secrets
+    ViewEndpointSecret,
+    /// Rotate endpoints' signing secrets
+    ManageEndpointSecret,
+}
+
+impl Scope {
+    fn capability(self) -> Capability {
+        match self {
+            Self::View => Capability::ViewBase,
+            Self::CreateAttempts => Capability::CreateAttempts,
+            Self::ManageEndpoint => Capability::ManageEndpoint,
+            Self::ViewEndpointSecret => Capability::ViewEndpointSecret,
+            Self::ManageEndpointSecret => Capability::ManageEndpointSecret,
+        }
+    }
+
+    fn all_of(some: &[Self]) -> Vec<Capability> {
+        let all: BTreeSet<Capability> =
+            some.iter().map(|scope| scope.capability()).chain([Capability::ViewBase]).collect();
+        all.into_iter().collect()
+    }
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -46,7 +84,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     "`{id}` is not the id of an application of this deployment (app_..., as the API shows it)"
                 ))
             })?;
-            let access = if args.read_only { Access::read_only() } else { Access::full() };
+            let access = match (args.read_only, &args.scopes[..]) {
+                (true, _) => Access::read_only(),
+                (false, []) => Access::full(),
+                (false, some) => Access { capabilities: Scope::all_of(some), feature_flags: None },
+            };
             tokens.mint_application(app, &access, clock::now(), args.expires_in.unwrap_or(APPLICATION_TOKEN_LIFE))?
         }
     };
