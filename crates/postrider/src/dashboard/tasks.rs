@@ -42,6 +42,21 @@ struct Data {
 }
 
 impl Task {
+    /// What it does. A type of a later version is shown as it is called.
+    fn words(&self) -> &str {
+        match &*self.task {
+            "endpoint.recover" => "Send again what was given up",
+            "endpoint.replay" => "Send what an endpoint has not got",
+            "endpoint.bulk-replay" => "Send a selection again",
+            "endpoint.cancel" => "Call back what waits",
+            "endpoint.resume" => "Sift what waits, and resume",
+            "application.purge_content" => "Expunge contents",
+            "application.stats" => "Count attempts by application",
+            "event-type.aggregate" => "Collect the event types that are asked for",
+            other => other,
+        }
+    }
+
     fn changed(&self) -> String {
         let Data { messages_sent, messages_purged, messages_canceled, .. } = &self.data;
         let told = [(messages_sent, "sent again"), (messages_purged, "expunged"), (messages_canceled, "called back")];
