@@ -212,6 +212,9 @@ fn connect(file: &Path, flags: OpenFlags, cache_kib: i64) -> rusqlite::Result<Co
         // A commit is on the disk before anyone is told so. NORMAL would lose the last ones at a power cut.
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
+        // A file that cannot be opened for writing just now is opened for reading without a word. Better no start than
+        // one after which nothing can be accepted.
+        connection.execute_batch("BEGIN IMMEDIATE; COMMIT")?;
     }
     Ok(connection)
 }

@@ -624,7 +624,9 @@ pub fn translate(error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DiskFull) => StoreError::Full,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy,
         // Of the disk, not of what was asked: it may go better next time.
-        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => StoreError::Unreachable(error.to_string()),
+        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen | ErrorCode::ReadOnly) => {
+            StoreError::Unreachable(error.to_string())
+        }
         _ => StoreError::Database(error.to_string()),
     }
 }
@@ -657,6 +659,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = SqliteStore::open(folder.path(), Timestamp::from_millis(1_700_000_000_000)).expect("a store");
         (folder, store)
+    }
+
+    #[test]
+    fn a_file_that_can_only_be_read_is_a_fault_of_the_disk() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.db");
+        Connection::open(&file).and_then(|made| made.execute_batch("CREATE TABLE t (a)")).expect("a file");
+        let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+        let reading = Connection::open_with_flags(&file, flags).expect("it opens");
+        let refused = reading.execute_batch("INSERT INTO t VALUES (1)").expect_err("it is not written");
+        assert!(matches!(translate(&refused), StoreError::Unreachable(_)), "{refused}");
     }
 
     #[tokio::test]
