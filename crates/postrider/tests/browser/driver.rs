@@ -10,6 +10,7 @@ use http::Method;
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
 };
 
@@ -26,6 +27,7 @@ impl Browser {
             .arg("--port=0")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
             .expect("chromedriver; `scripts/needs chromium chromium-driver` installs it");
         let told = BufReader::new(driver.stdout.take().expect("its output"));
@@ -107,15 +109,16 @@ impl Browser {
         lines.iter().filter_map(|line| Some(line["message"].as_str()?.to_owned())).collect()
     }
 
-    pub async fn close(mut self) {
+    pub async fn close(self) {
         let _ = self.client.clone().close().await;
-        let _ = self.driver.kill();
-        let _ = self.driver.wait();
     }
 }
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        // The browser too, which would go on without its driver where a test has failed.
+        let group = self.driver.id().to_string();
+        let _ = Command::new("sh").args(["-c", "kill -9 -\"$1\"", "sh", &group]).status();
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
