@@ -1,6 +1,9 @@
 //! Signs and verifies webhooks as [Standard Webhooks](https://www.standardwebhooks.com) describes, and in
 //! forms besides that others have made common: [`stripe_header`], [`scheme_header`] and [`github_header`].
 //!
+//! For receivers of other services' webhooks there is [`Source`]: Stripe, GitHub, Shopify, Slack, and whatever a form can be
+//! described of.
+//!
 //! A crate of its own, because both ends need it: the server signs each attempt, and whoever receives
 //! one wants to verify it without taking on a server. So it does no IO and reads no clock; the time is
 //! an argument, in unix seconds.
@@ -27,6 +30,7 @@ mod headers;
 mod pairs;
 mod secret;
 mod sign;
+mod source;
 mod verify;
 
 pub use ed25519::{PrivateKey, PublicKey};
@@ -34,4 +38,8 @@ pub use headers::{HeaderNames, SVIX_HEADERS, Signed, WEBHOOK_HEADERS};
 pub use pairs::{github_header, scheme_header, stripe_header};
 pub use secret::{Secret, SecretError, SigningSecret};
 pub use sign::{SharedKey, SigningKey, sign};
+pub use source::{
+    Encoding, FormError, Hash, HmacForm, Part, Received, Refusal, SignedText, Source, SourceKey, TimeUnit, Timestamp,
+    Verified,
+};
 pub use verify::{Verifier, VerifyError, VerifyingSecret};

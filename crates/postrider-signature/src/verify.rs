@@ -106,6 +106,11 @@ impl Verifier {
             .any(|given| self.public.iter().any(|key| key.has_signed(&text, &given)))
     }
 
+    /// How many there are, of both kinds.
+    pub(crate) fn secrets(&self) -> usize {
+        self.keys.len() + self.public.len()
+    }
+
     pub(crate) fn keys(&self) -> &[SharedKey] {
         &self.keys
     }
