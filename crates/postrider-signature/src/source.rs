@@ -22,19 +22,19 @@ use crate::{Signed, Verifier, VerifyError, VerifyingSecret};
 
 /// A request as it arrived.
 #[derive(Clone, Copy)]
-pub struct Received<'a> {
-    header: &'a dyn Fn(&str) -> Option<&'a str>,
-    body: &'a [u8],
+pub struct Received<'h, 'b> {
+    header: &'h dyn Fn(&str) -> Option<&'h str>,
+    body: &'b [u8],
 }
 
-impl<'a> Received<'a> {
+impl<'h, 'b> Received<'h, 'b> {
     /// `header` finds a header's value by its name in lower case; `body` is the bytes as they came, before anything read
     /// them.
-    pub fn new(header: &'a dyn Fn(&str) -> Option<&'a str>, body: &'a [u8]) -> Self {
+    pub fn new(header: &'h dyn Fn(&str) -> Option<&'h str>, body: &'b [u8]) -> Self {
         Self { header, body }
     }
 
-    fn header(&self, name: &str) -> Result<&'a str, Refusal> {
+    fn header(&self, name: &str) -> Result<&'h str, Refusal> {
         (self.header)(name).ok_or_else(|| Refusal::MissingHeader { name: name.to_owned() })
     }
 
@@ -141,7 +141,7 @@ impl Source {
     }
 
     /// `now`: unix seconds.
-    pub fn verify(&self, request: &Received<'_>, now: i64) -> Result<Verified, Refusal> {
+    pub fn verify(&self, request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         request.check_length()?;
         match &self.form {
             Form::Standard(verifier) => self.verify_standard(verifier, request, now),
@@ -155,7 +155,7 @@ impl Source {
         }
     }
 
-    fn verify_standard(&self, verifier: &Verifier, request: &Received<'_>, now: i64) -> Result<Verified, Refusal> {
+    fn verify_standard(&self, verifier: &Verifier, request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         let signed = Signed::from_lookup(|name| (request.header)(name)).map_err(|_| Refusal::MissingHeader {
             name: "webhook-id, webhook-timestamp and webhook-signature".to_owned(),
         })?;
@@ -174,7 +174,7 @@ impl Source {
         Ok(Verified { id: Some(signed.id.to_owned()), signed_at: signed.timestamp.parse().ok() })
     }
 
-    fn verify_stripe(&self, keys: &[SourceKey], request: &Received<'_>, now: i64) -> Result<Verified, Refusal> {
+    fn verify_stripe(&self, keys: &[SourceKey], request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         let header = request.header(STRIPE)?;
         let named = |wanted: &'static str| {
             let pairs = header.split(',').filter_map(|pair| pair.trim().split_once('='));
@@ -199,7 +199,7 @@ impl Source {
         &self,
         form: &HmacForm,
         keys: &[SourceKey],
-        request: &Received<'_>,
+        request: &Received<'_, '_>,
         now: i64,
     ) -> Result<Verified, Refusal> {
         let header = request.header(&form.header)?;
