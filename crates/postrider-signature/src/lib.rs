@@ -39,7 +39,7 @@ pub use pairs::{github_header, scheme_header, stripe_header};
 pub use secret::{Secret, SecretError, SigningSecret};
 pub use sign::{SharedKey, SigningKey, sign};
 pub use source::{
-    Encoding, FormError, Hash, HmacForm, Part, Received, Refusal, SignedText, Source, SourceKey, TimeUnit, Timestamp,
-    Verified,
+    Cause, Encoding, FormError, Hash, HmacForm, Part, Received, Refusal, SignedText, Source, SourceKey, TimeUnit,
+    Timestamp, Verified,
 };
 pub use verify::{Verifier, VerifyError, VerifyingSecret};

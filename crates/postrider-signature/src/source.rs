@@ -4,10 +4,12 @@
 //! can be described in a setting. A refusal says what to do about it: whoever sets a receiver up for the first time sees
 //! nothing but refusals, and most of them have a handful of causes.
 
+mod explain;
 mod form;
 mod key;
 mod refusal;
 
+pub use explain::Cause;
 pub use form::{Encoding, FormError, Hash, HmacForm, Part, SignedText, TimeUnit, Timestamp};
 pub use key::SourceKey;
 pub use refusal::Refusal;
@@ -143,6 +145,10 @@ impl Source {
     /// `now`: unix seconds.
     pub fn verify(&self, request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         request.check_length()?;
+        self.judge(request, now)
+    }
+
+    fn judge(&self, request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         match &self.form {
             Form::Standard(verifier) => self.verify_standard(verifier, request, now),
             Form::Stripe(keys) => self.verify_stripe(keys, request, now),

@@ -62,12 +62,44 @@ impl SourceKey {
         }
     }
 
+    /// Without what a clipboard put around it; `None` if there is nothing.
+    pub(super) fn trimmed(&self) -> Option<Self> {
+        let trimmed = self.bytes.trim_ascii();
+        (trimmed.len() < self.bytes.len()).then(|| self.with(trimmed))
+    }
+
+    /// What it stands for, with or without the usual prefix; `None` if it is no base64.
+    pub(super) fn decoded(&self) -> Option<Self> {
+        let encoded = self.bytes.strip_prefix(PREFIX).unwrap_or(&self.bytes);
+        let mut bytes = Zeroizing::new(Vec::with_capacity(encoded.len()));
+        STANDARD.decode_vec(encoded, &mut bytes).ok()?;
+        Some(self.with(&bytes))
+    }
+
+    /// As it is written with the usual prefix.
+    pub(super) fn encoded(&self) -> Option<Self> {
+        let mut text = Zeroizing::new(Vec::with_capacity(PREFIX.len() + self.bytes.len().div_ceil(3) * 4));
+        text.extend_from_slice(PREFIX);
+        text.extend_from_slice(Zeroizing::new(STANDARD.encode(&self.bytes)).as_bytes());
+        Some(self.with(&text))
+    }
+
+    fn with(&self, bytes: &[u8]) -> Self {
+        let hash = match self.hash {
+            Keyed::Sha256(_) => Hash::Sha256,
+            Keyed::Sha512(_) => Hash::Sha512,
+        };
+        Self::new(Zeroizing::new(bytes.into()), hash)
+    }
+
     /// Whether it is this very text.
     pub(super) fn is(&self, given: &[u8]) -> bool {
         // Hashed first, so that not even the length shows.
         self.tag(&[given]).ct_eq(&self.tag(&[&self.bytes])).into()
     }
 }
+
+const PREFIX: &[u8] = b"whsec_";
 
 impl fmt::Debug for SourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

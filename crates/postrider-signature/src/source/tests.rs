@@ -163,6 +163,47 @@ fn no_refusal_and_no_debug_shows_a_secret() {
     assert_eq!(SourceKey::base64("canary!").err(), Some(crate::SecretError::NotBase64));
 }
 
+#[test]
+fn what_usually_goes_wrong_is_found_out() {
+    let signed = b"{\"a\": 1, \"b\": \"x, \\\"y: z\"}\n";
+    let signature = format!("sha256={}", hex(&key("c2VjcmV0").tag(&[signed])));
+    let headers = [("x-hub-signature-256", signature.as_str())];
+    let explain = |secret: SourceKey, body: &[u8]| {
+        let header = |name: &str| headers.iter().find(|(given, _)| *given == name).map(|(_, value)| *value);
+        Source::github([secret]).explain(&Received::new(&header, body), NOW)
+    };
+    assert_eq!(explain(key("c2VjcmV0"), signed), [], "it is not refused");
+    assert_eq!(explain(key("c2VjcmV0"), &signed[..signed.len() - 1]), [Cause::EndLost]);
+    assert_eq!(explain(key("c2VjcmV0"), &[&signed[..], b"\r\n"].concat()), [], "two things at once are not tried");
+    assert_eq!(explain(key("c2VjcmV0"), &[&signed[..signed.len() - 1], b"\r\n"].concat()), [Cause::LineBreaks]);
+    assert_eq!(explain(key("c2VjcmV0"), &[b"\xef\xbb\xbf", &signed[..]].concat()), [Cause::ByteOrderMark]);
+    assert_eq!(explain(key(" c2VjcmV0\n"), signed), [Cause::SecretSpaces]);
+    assert_eq!(explain(key("another"), signed), [], "nobody knows");
+    let of_decoded = format!("sha256={}", hex(&key("secret").tag(&[BODY])));
+    let header = |name: &str| (name == "x-hub-signature-256").then_some(of_decoded.as_str());
+    let causes = Source::github([key("whsec_c2VjcmV0")]).explain(&Received::new(&header, BODY), NOW);
+    assert_eq!(causes, [Cause::SecretEncoded]);
+
+    let compact = br#"{"a":1,"b":"x, \"y: z"}"#;
+    let signature = format!("sha256={}", hex(&key("s").tag(&[compact])));
+    let header = |name: &str| (name == "x-hub-signature-256").then_some(signature.as_str());
+    let spaced: &[u8] = b"{ \"a\": 1,\n  \"b\": \"x, \\\"y: z\" }";
+    let causes = Source::github([key("s")]).explain(&Received::new(&header, spaced), NOW);
+    assert_eq!(causes, [Cause::JsonSpaces]);
+}
+
+#[test]
+fn a_signature_that_only_comes_late_is_told_from_a_wrong_one() {
+    let secret = Secret::from_bytes(&[7; 24]).unwrap();
+    let header = stripe_header(&[SigningKey::new(&secret)], NOW, BODY);
+    let find = |name: &str| (name == "stripe-signature").then_some(header.as_str());
+    let stripe = Source::stripe([key(&secret.reveal())]);
+    assert_eq!(stripe.explain(&Received::new(&find, BODY), NOW + 3_600), [Cause::Time]);
+    assert_eq!(stripe.explain(&Received::new(&find, b"{}"), NOW + 3_600), []);
+    let decoded = SourceKey::base64(secret.reveal().strip_prefix("whsec_").unwrap()).unwrap();
+    assert_eq!(Source::stripe([decoded]).explain(&Received::new(&find, BODY), NOW), [Cause::SecretDecoded]);
+}
+
 proptest! {
     /// Whatever one bit of the body or of the signature is turned, nothing of it is believed.
     #[test]
