@@ -218,6 +218,35 @@ fn a_token_needs_the_keys_and_nothing_else() {
 }
 
 #[test]
+fn a_kept_request_is_believed_or_it_is_said_why_not() {
+    let folder = folder();
+    let signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
+    let keep = |name: &str, body: &str| {
+        let request =
+            format!("POST / HTTP/1.1\r\nX-GitHub-Delivery: d-1\r\nX-Hub-Signature-256: {signature}\r\n\r\n{body}");
+        std::fs::write(folder.path().join(name), request).expect("written");
+    };
+    keep("good", "Hello, World!");
+    keep("longer", "Hello, World!\n");
+    let verify = |file: &str, secret: &str| {
+        ended(&run(folder.path(), &["verify", "--source", "github", "--secret", secret, file]))
+    };
+    let (code, stdout, stderr) = verify("good", "It's a Secret to Everybody");
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert_eq!(stdout, "The signature holds. Its id is d-1.\n");
+    let (code, stdout, stderr) = verify("longer", "It's a Secret to Everybody");
+    assert_eq!(code, Some(1));
+    assert!(stdout.contains("Refused: no signature matches") && stdout.contains("were added at the end"), "{stdout}");
+    assert!(stderr.contains("not believed"), "{stderr}");
+    let (code, stdout, _) = verify("good", " It's a Secret to Everybody");
+    assert!(code == Some(1) && stdout.contains("the secret has spaces") && !stdout.contains("Everybody"), "{stdout}");
+    let (code, _, stderr) = verify("missing", "s");
+    assert!(code == Some(1) && stderr.contains("reading missing"), "{stderr}");
+    let (code, _, _) = ended(&run(folder.path(), &["verify", "good", "--secret", "not a secret"]));
+    assert_eq!(code, Some(2));
+}
+
+#[test]
 fn a_closed_pipe_is_not_a_panic() {
     let folder = folder();
     Keyring::open_or_create(&folder.path().join("postrider-data")).expect("made");

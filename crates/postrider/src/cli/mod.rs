@@ -33,6 +33,7 @@ mod serve;
 mod tail;
 mod tasks;
 mod token;
+mod verify;
 
 use crate::{config::SettingsError, telemetry};
 use anyhow::Context;
@@ -102,6 +103,8 @@ enum Command {
     Schedule(schedule::Args),
     /// Run a test receiver that verifies and shows what arrives, and fails on purpose
     Receive(receive::Args),
+    /// Say whether a request that was kept is believed, and if not, why
+    Verify(verify::Args),
     /// Play failures through a running deployment, and compare what happens with what should
     Drill(drill::Args),
     /// Print what a shell needs to complete these commands
@@ -145,6 +148,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Outbox(args) => on_runtime(outbox::run(args)),
         Command::Schedule(args) => on_runtime(schedule::run(args)),
         Command::Receive(args) => on_runtime(receive::run(args)),
+        Command::Verify(args) => verify::run(&args),
         Command::Drill(args) => on_runtime(drill::run(args)),
         Command::Completion(args) => completion::run(&args),
         Command::Man(args) => man::run(&args),
