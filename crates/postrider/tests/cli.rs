@@ -224,7 +224,7 @@ fn a_kept_request_is_believed_or_it_is_said_why_not() {
     let keep = |name: &str, body: &str| {
         let request =
             format!("POST / HTTP/1.1\r\nX-GitHub-Delivery: d-1\r\nX-Hub-Signature-256: {signature}\r\n\r\n{body}");
-        std::fs::write(folder.path().join(name), request).expect("written");
+        fs::write(folder.path().join(name), request).expect("written");
     };
     keep("good", "Hello, World!");
     keep("longer", "Hello, World!\n");

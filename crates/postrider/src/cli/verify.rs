@@ -4,6 +4,7 @@ use super::{Usage, client::OutputFlags, print};
 use crate::clock::{self, Shown};
 use anyhow::Context;
 use clap::ValueEnum;
+use http::HeaderName;
 use postrider_engine::Timestamp;
 use postrider_signature::{Cause, Received, Refusal, Source, SourceKey, Verified, VerifyingSecret};
 use serde_json::json;
@@ -158,8 +159,8 @@ impl Kept {
 
 fn header(line: &str) -> Option<(String, String)> {
     let (name, value) = line.split_once(':')?;
-    let name = name.trim().to_ascii_lowercase();
-    (!name.is_empty() && !name.contains(' ')).then(|| (name, value.trim().to_owned()))
+    let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+    Some((name.as_str().to_owned(), value.trim().to_owned()))
 }
 
 fn read(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
