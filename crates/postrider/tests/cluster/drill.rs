@@ -100,8 +100,8 @@ impl Drill {
         self.faults.iter_mut().rev().find(ended).expect("it was killed").to = Instant::now();
     }
 
-    /// Starts a node, which must not be running, so that it ends at a mark, and waits until it has. `then` is done once it is
-    /// ready, if it gets so far. Panics if it never comes by there.
+    /// Starts a node, which must not be running, so that it ends at a mark, and waits until it has. `then` is done once it
+    /// serves shards, if it gets so far. Panics if it never comes by there.
     pub fn end_at(&mut self, node: usize, crash_at: &str, lease: Duration, then: impl FnOnce(&mut Server)) {
         self.prolong(node);
         let from = Instant::now();
@@ -109,6 +109,7 @@ impl Drill {
         server.set_variables(&[("CRASH_AT", crash_at)]);
         server.begin_again();
         let mut then = Some(then);
+        let mut client = Client::new(server.address(), self.cluster.token());
         let mut has_all = false;
         let mut alive = from;
         let status = loop {
@@ -118,7 +119,7 @@ impl Drill {
                 break status;
             }
             alive = before;
-            if then.is_some() && server.is_ready() {
+            if then.is_some() && self.runtime.block_on(client.serves_shards()) {
                 let then = then.take().expect("it was looked at");
                 then(server);
             }

@@ -129,19 +129,20 @@ impl Drill {
         self.producers.push(self.runtime.spawn(refuse_and_replay(Arc::clone(&self.book), client())));
     }
 
-    /// Starts it so that it ends at a mark, and waits until it has. `then` is done once it is ready, if it gets so far.
+    /// Starts it so that it ends at a mark, and waits until it has. `then` is done once it serves shards, if it gets so far.
     /// Panics if it never comes by there.
     pub fn end_at(&mut self, mark: &str, times: u32, then: impl FnOnce(&mut Server, &Receiver)) {
         let crash_at = format!("{mark}:{times}");
         self.server.set_variables(&[("CRASH_AT", &crash_at)]);
         self.begin_again();
         let began = Instant::now();
+        let mut client = Client::new(self.server.address(), self.server.token());
         let mut then = Some(then);
         let status = loop {
             if let Some(status) = self.server.has_ended() {
                 break status;
             }
-            if then.is_some() && self.server.is_ready() {
+            if then.is_some() && self.runtime.block_on(client.serves_shards()) {
                 let then = then.take().expect("it was looked at");
                 then(&mut self.server, &self.receiver);
             }

@@ -91,6 +91,14 @@ impl Client {
         String::from_utf8(body.to_vec()).expect("text")
     }
 
+    /// Whether it has been given shards, without which a node that stops has none to give up. `false` also if it is gone.
+    pub async fn serves_shards(&mut self) -> bool {
+        let Ok((StatusCode::OK, body)) = self.send(Method::GET, "/metrics", &[], "").await else { return false };
+        let metrics = String::from_utf8_lossy(&body);
+        let owned = metrics.lines().find_map(|line| line.strip_prefix("postrider_shards_owned "));
+        owned.is_some_and(|owned| owned != "0")
+    }
+
     async fn exchange(
         &mut self,
         method: Method,
