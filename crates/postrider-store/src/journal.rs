@@ -98,6 +98,18 @@ pub struct AlertHappened {
     pub data: String,
 }
 
+/// Something that is watched turns bad, or good again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlarmTurn {
+    /// What is watched, of which there is one alarm.
+    pub subject: String,
+    pub is_raised: bool,
+    pub app: Option<AppKey>,
+    /// What is entered in the journal.
+    pub alert: AlertHappened,
+    pub at: Timestamp,
+}
+
 impl Happened {
     /// The same for the same change, and for no other.
     pub fn name(&self) -> String {

@@ -1,6 +1,7 @@
 //! The one door to what is stored.
 
 use crate::{
+    AlarmTurn,
     callers::*,
     journal::*,
     records::*,
@@ -247,6 +248,11 @@ pub trait Store: Send + Sync + 'static {
     /// Enters what a node found out by watching, if there is an operational endpoint. What has the name of an entry that
     /// is there is entered once.
     async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError>;
+    /// Keeps that an alarm is raised, or is not any more, and enters it. False if it was so already: then somebody else has
+    /// told of it, and nothing is entered.
+    async fn turn_alarm(&self, turn: AlarmTurn) -> Result<bool, StoreError>;
+    /// The subjects of the alarms that are raised.
+    async fn raised_alarms(&self) -> Result<Vec<String>, StoreError>;
     /// The entries that nobody has been told of yet, the oldest first.
     async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError>;
     /// These are dealt with, and go.

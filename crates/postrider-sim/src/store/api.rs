@@ -504,6 +504,14 @@ impl Store for SimStore {
         self.node.turn(move |batch| journal::enter_alert(batch, app, alert, at)).await
     }
 
+    async fn turn_alarm(&self, turn: AlarmTurn) -> Result<bool, StoreError> {
+        self.node.turn(move |batch| journal::turn_alarm(batch, turn)).await
+    }
+
+    async fn raised_alarms(&self) -> Result<Vec<String>, StoreError> {
+        self.node.read(|state| state.tables.alarms.iter().cloned().collect()).await
+    }
+
     async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {
         self.node.read(|state| journal::untold(&state.tables, limit)).await
     }

@@ -3,7 +3,7 @@
 use super::{batch::Batch, tables::Tables};
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, Timestamp, Trigger};
 use postrider_store::{
-    AlertHappened, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, JournalEntry,
+    AlarmTurn, AlertHappened, AttemptChange, AttemptHappened, EndpointChange, EndpointHappened, Happened, JournalEntry,
     JournalKey, OPERATIONAL, Settlement, Task, TaskHappened,
 };
 
@@ -25,6 +25,18 @@ pub fn enter(tables: &mut Tables, app: Option<AppKey>, what: impl IntoIterator<I
 
 pub fn enter_alert(batch: &mut Batch<'_>, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) {
     enter(batch.tables, app, [Happened::Alert(alert)], at);
+}
+
+pub fn turn_alarm(batch: &mut Batch<'_>, turn: AlarmTurn) -> bool {
+    let alarms = &mut batch.tables.alarms;
+    let has_turned = match turn.is_raised {
+        true => alarms.insert(turn.subject),
+        false => alarms.remove(&turn.subject),
+    };
+    if has_turned {
+        enter_alert(batch, turn.app, turn.alert, turn.at);
+    }
+    has_turned
 }
 
 pub fn enter_task(tables: &mut Tables, task: &Task, at: Timestamp) {

@@ -58,6 +58,8 @@ pub struct Tables {
     /// By span, start, subject and event.
     pub tallies: BTreeMap<(TallySpan, Timestamp, TallyOf, TallyCode), u64>,
     pub journal: BTreeMap<JournalKey, JournalEntry>,
+    /// The subjects of those that are raised.
+    pub alarms: BTreeSet<String>,
     /// How many entries there ever were.
     pub journal_entries: i64,
     pub tasks: BTreeMap<TaskKey, TaskRow>,

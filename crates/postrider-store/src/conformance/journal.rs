@@ -287,6 +287,35 @@ pub async fn the_same_alert_is_entered_once<H: Harness>() {
     assert_eq!(found, [(None, at(1), told("raised:1")), (Some(stage.app), at(3), told("raised:2"))]);
 }
 
+pub async fn an_alarm_is_entered_when_it_turns_and_kept_while_it_is_raised<H: Harness>() {
+    let stage = heard::<H>(0).await;
+    let turn = |subject: &str, is_raised, second| AlarmTurn {
+        subject: subject.to_owned(),
+        is_raised,
+        app: None,
+        alert: alert(&format!("{subject}:{is_raised}:{second}")),
+        at: at(second),
+    };
+    for (subject, is_raised, second, has_turned) in [
+        ("b", false, 1, false),
+        ("b", true, 2, true),
+        ("b", true, 3, false),
+        ("a", true, 4, true),
+        ("a", false, 5, true),
+        ("a", false, 6, false),
+        ("a", true, 7, true),
+    ] {
+        let found = stage.store().turn_alarm(turn(subject, is_raised, second)).await.unwrap();
+        assert_eq!(found, has_turned, "{subject} at {second}");
+    }
+    let entered = ["alert:b:true:2", "alert:a:true:4", "alert:a:false:5", "alert:a:true:7"];
+    assert_eq!(names(stage.store()).await, entered);
+    let stage = stage.reopen(at(10)).await.crash(at(20)).await;
+    assert_eq!(stage.store().raised_alarms().await.unwrap(), ["a", "b"]);
+    assert!(!stage.store().turn_alarm(turn("a", true, 30)).await.unwrap(), "the one before has told of it");
+    assert_eq!(names(stage.store()).await, entered);
+}
+
 pub async fn entries_stay_until_they_are_struck_out<H: Harness>() {
     let stage = heard::<H>(0).await;
     for number in 0..5 {

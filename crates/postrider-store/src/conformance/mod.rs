@@ -161,6 +161,7 @@ macro_rules! conformance {
                 tasks_are_entered_when_they_end
                 what_concerns_the_operational_endpoints_is_not_entered
                 the_same_alert_is_entered_once
+                an_alarm_is_entered_when_it_turns_and_kept_while_it_is_raised
                 entries_stay_until_they_are_struck_out
             }
             order {

@@ -167,6 +167,7 @@ pub(crate) const TABLES: &[Table] = &[
     ),
     // The keys are given anew, in the same order.
     table("journal", "journal", &[("name", Text), ("at", Big), ("app", Big), ("what", Text)]),
+    table("alarm", "alarm", &[("subject", Text), ("since", Big)]),
     table("answer", "answer", &[("key", Bytes), ("at", Big), ("request", Bytes), ("status", Small), ("body", Bytes)]),
     table(
         "job",

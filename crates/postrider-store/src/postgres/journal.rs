@@ -2,8 +2,8 @@
 
 use super::{Db, Result, execute, jobs::Turn, one, rows, settings::limit};
 use crate::{
-    AlertHappened, AttemptChange, AttemptHappened, EndpointHappened, Happened, JournalEntry, JournalKey, OPERATIONAL,
-    Settlement, Task, TaskHappened,
+    AlarmTurn, AlertHappened, AttemptChange, AttemptHappened, EndpointHappened, Happened, JournalEntry, JournalKey,
+    OPERATIONAL, Settlement, Task, TaskHappened,
     rows::{from_json, to_json},
 };
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
@@ -42,6 +42,25 @@ pub async fn enter_alert(turn: &Turn, app: Option<AppKey>, alert: &AlertHappened
         enter(turn.db(), app, &[Happened::Alert(alert.clone())], at).await?;
     }
     Ok(())
+}
+
+pub async fn turn_alarm(turn: &Turn, alarm: &AlarmTurn) -> Result<bool> {
+    let changed = match alarm.is_raised {
+        true => {
+            let sql = "INSERT INTO alarm (subject, since) VALUES ($1, $2) ON CONFLICT (subject) DO NOTHING";
+            execute(turn.db(), sql, &[&alarm.subject, &alarm.at.as_millis()]).await?
+        }
+        false => execute(turn.db(), "DELETE FROM alarm WHERE subject = $1", &[&alarm.subject]).await?,
+    };
+    if changed > 0 {
+        enter_alert(turn, alarm.app, &alarm.alert, alarm.at).await?;
+    }
+    Ok(changed > 0)
+}
+
+pub async fn raised_alarms(db: &Db) -> Result<Vec<String>> {
+    let found = rows(db, "SELECT subject FROM alarm ORDER BY subject", &[]).await?;
+    Ok(found.iter().map(|row| row.get(0)).collect())
 }
 
 pub async fn enter_endpoint(db: &Db, app: AppKey, what: Vec<EndpointHappened>, at: Timestamp) -> Result<()> {

@@ -50,6 +50,7 @@ pub(crate) use reach::Bell;
 pub use visit::Visitor;
 
 use crate::{
+    AlarmTurn,
     callers::*,
     journal::*,
     records::*,
@@ -664,6 +665,14 @@ impl Store for PostgresStore {
 
     async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError> {
         turn!(self, [alert], |turn| journal::enter_alert(turn, app, &alert, at).await)
+    }
+
+    async fn turn_alarm(&self, alarm: AlarmTurn) -> Result<bool, StoreError> {
+        turn!(self, [alarm], |turn| journal::turn_alarm(turn, &alarm).await)
+    }
+
+    async fn raised_alarms(&self) -> Result<Vec<String>, StoreError> {
+        look!(self.readers, |db| journal::raised_alarms(db).await)
     }
 
     async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {

@@ -11,7 +11,7 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
 const TALLIES: &str = "
@@ -334,6 +334,11 @@ const JOURNAL: &str = "
         app  bigint NOT NULL,
         what text NOT NULL
     );
+";
+
+/// Those that are raised.
+const ALARMS: &str = "
+    CREATE TABLE alarm (subject text COLLATE \"C\" PRIMARY KEY, since bigint NOT NULL);
 ";
 
 /// Where the version is kept: the first eight bytes of this note.

@@ -2,8 +2,8 @@
 
 use super::writer::Batch;
 use crate::{
-    AlertHappened, AttemptChange, AttemptHappened, EndpointHappened, Happened, JournalEntry, JournalKey, OPERATIONAL,
-    Settlement, Task, TaskHappened,
+    AlarmTurn, AlertHappened, AttemptChange, AttemptHappened, EndpointHappened, Happened, JournalEntry, JournalKey,
+    OPERATIONAL, Settlement, Task, TaskHappened,
     rows::{from_json, to_json},
 };
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
@@ -38,6 +38,24 @@ pub fn enter_alert(
         enter(&batch.transaction, app, &Happened::Alert(alert), at)?;
     }
     Ok(())
+}
+
+pub fn turn_alarm(batch: &Batch<'_>, turn: AlarmTurn) -> rusqlite::Result<bool> {
+    let has_turned = match turn.is_raised {
+        true => batch
+            .transaction
+            .prepare_cached("INSERT OR IGNORE INTO alarm (subject, since) VALUES (?1, ?2)")?
+            .execute((&turn.subject, turn.at.as_millis()))?,
+        false => batch.transaction.prepare_cached("DELETE FROM alarm WHERE subject = ?1")?.execute([&turn.subject])?,
+    } > 0;
+    if has_turned {
+        enter_alert(batch, turn.app, turn.alert, turn.at)?;
+    }
+    Ok(has_turned)
+}
+
+pub fn raised_alarms(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    connection.prepare_cached("SELECT subject FROM alarm ORDER BY subject")?.query_map([], |row| row.get(0))?.collect()
 }
 
 pub fn enter_endpoint(

@@ -38,6 +38,7 @@ pub use backup::{Backup, BackupError, Contents, verify};
 pub use doctor::{examine, note, was_moved};
 
 use crate::{
+    AlarmTurn,
     callers::*,
     intake::{self, Intake},
     journal::*,
@@ -713,6 +714,14 @@ impl Store for SqliteStore {
 
     async fn enter_alert(&self, app: Option<AppKey>, alert: AlertHappened, at: Timestamp) -> Result<(), StoreError> {
         self.writer.run(move |batch| journal::enter_alert(batch, app, alert, at)).await
+    }
+
+    async fn turn_alarm(&self, turn: AlarmTurn) -> Result<bool, StoreError> {
+        self.writer.run(move |batch| journal::turn_alarm(batch, turn)).await
+    }
+
+    async fn raised_alarms(&self) -> Result<Vec<String>, StoreError> {
+        self.readers.run(|connection, _| journal::raised_alarms(connection)).await
     }
 
     async fn untold(&self, limit: usize) -> Result<Vec<JournalEntry>, StoreError> {

@@ -29,6 +29,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { tables: CALLERS, each_piece: "" },
     Migration { tables: TALLIES, each_piece: "" },
     Migration { tables: JOURNAL, each_piece: "" },
+    Migration { tables: ALARMS, each_piece: "" },
 ];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
@@ -295,6 +296,11 @@ const JOURNAL: &str = "
         app  INTEGER NOT NULL,
         what TEXT NOT NULL
     );
+";
+
+/// Those that are raised.
+const ALARMS: &str = "
+    CREATE TABLE alarm (subject TEXT PRIMARY KEY, since INTEGER NOT NULL) WITHOUT ROWID;
 ";
 
 /// The tables of one piece of history; `{n}` is its number.
