@@ -4,6 +4,7 @@
 //! What is found out by watching (`watch` is told, `lookout` looks) goes through `Alerts`, which never makes anybody wait,
 //! to `teller`, which brings it to every channel. When something is worth telling is decided in the engine (`alarm`).
 
+mod alarms;
 pub mod desk;
 pub mod events;
 pub mod lookout;
