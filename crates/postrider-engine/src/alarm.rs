@@ -42,6 +42,13 @@ impl Alarm {
         self.is_raised
     }
 
+    /// It is known from elsewhere whether people were told.
+    pub fn know(&mut self, is_raised: bool) {
+        if self.is_raised != is_raised {
+            *self = Self { is_raised, turning_since: None };
+        }
+    }
+
     /// Nothing is wrong, and nothing has begun to be.
     pub fn is_quiet(&self) -> bool {
         *self == Self::default()
@@ -192,10 +199,11 @@ impl Growth {
         while self.seen.get(1).is_some_and(|(at, _)| now.since(*at) >= span) {
             self.seen.pop_front();
         }
-        let Some((_, before)) = self.seen.front().copied() else { return Reading::Between };
+        let Some((since, before)) = self.seen.front().copied() else { return Reading::Between };
         match count.saturating_sub(before) {
             grown if grown >= by.max(1) => Reading::Bad,
-            grown if grown <= by / 2 => Reading::Good,
+            // Whoever has watched for less does not know that it is over.
+            grown if grown <= by / 2 && now.since(since) >= span => Reading::Good,
             _ => Reading::Between,
         }
     }
@@ -335,8 +343,8 @@ mod tests {
         let span = Duration::from_secs(60);
         let mut growth = Growth::default();
         for (second, count, expected) in [
-            (0, 1_000, Reading::Good),
-            (30, 1_050, Reading::Good),
+            (0, 1_000, Reading::Between),
+            (30, 1_050, Reading::Between),
             (60, 1_100, Reading::Bad),
             (90, 1_120, Reading::Between),
             (120, 1_120, Reading::Good),

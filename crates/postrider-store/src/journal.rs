@@ -105,8 +105,8 @@ pub struct AlarmTurn {
     pub subject: String,
     pub is_raised: bool,
     pub app: Option<AppKey>,
-    /// What is entered in the journal.
-    pub alert: AlertHappened,
+    /// What is entered in the journal. `None`: nothing is left to tell of.
+    pub alert: Option<AlertHappened>,
     pub at: Timestamp,
 }
 

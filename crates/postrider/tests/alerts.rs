@@ -7,11 +7,14 @@ mod support;
 use http::Method;
 use post_office::{Authority, PostOffice, Wire};
 use serde_json::{Value, json};
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    collections::HashSet,
+    net::{SocketAddr, TcpListener},
+};
 use support::{
     eventually,
     house::House,
-    receiver::Answer,
+    receiver::{Answer, Arrival},
     stores::{StoreKind, on_both_stores},
     world::{World, hasty, joined},
 };
@@ -22,6 +25,8 @@ on_both_stores! {
     the_test_alert_says_what_came_of_each_channel,
     a_node_whose_work_lies_is_not_ready_and_alive,
     what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over,
+    what_was_told_of_before_a_restart_is_told_of_again_only_when_it_is_over,
+    a_breaker_that_a_person_closes_is_told_of,
     work_that_lies_turns_readiness_red_until_it_goes_on,
 }
 
@@ -161,6 +166,76 @@ async fn what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over(
             assert_eq!(log.matches(&format!("System, {state}: {about}")).count(), 1, "{state}: {about}");
         }
     }
+}
+
+async fn what_was_told_of_before_a_restart_is_told_of_again_only_when_it_is_over(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let rules = [
+        ("POSTRIDER_ALERT_WINDOW", "2s"),
+        ("POSTRIDER_ALERT_BREAKERS_OPEN", "1"),
+        ("POSTRIDER_ALERT_ATTEMPTS_MIN", "5"),
+    ];
+    with_variables(&mut world, &rules);
+    listen(&mut world, "/ops", json!({})).await;
+    let breaker = json!({"failures": 1, "coolDown": "10m"});
+    world.endpoint("/breaks", json!({"circuitBreaker": breaker, "retryPolicy": hasty(9)})).await;
+    world.endpoint("/down", json!({"circuitBreaker": false, "retryPolicy": hasty(8)})).await;
+    for path in ["/breaks", "/down"] {
+        world.receiver.always(path, Answer::Status(503));
+    }
+    // By their ids: what was on its way when the server was killed comes twice.
+    let told = |world: &World, name: &str| {
+        let is_meant = |arrival: &Arrival| String::from_utf8_lossy(&arrival.body).contains(name);
+        let all = world.receiver.arrivals_at("/ops");
+        let ids = all.iter().filter(|arrival| is_meant(arrival)).map(|arrival| arrival.headers["webhook-id"].clone());
+        ids.collect::<HashSet<_>>().len()
+    };
+    let begun = ["postrider.system.raised", "postrider.application.failing"];
+    eventually("both alerts", async || {
+        world.send("a.b").await;
+        begun.iter().all(|name| told(&world, name) > 0).then_some(())
+    })
+    .await;
+
+    world.kill_and_start_again();
+    let more = world.send("a.b").await;
+    world.end(&more, "down").await;
+    for path in ["/breaks", "/down"] {
+        world.receiver.always(path, Answer::Status(204));
+    }
+    let (status, answer) = world.post("endpoint/breaks/health/reset", Value::Null).await;
+    assert!(status < 300, "{answer}");
+    eventually("all of it to be over", async || {
+        world.send("a.b").await;
+        let ended = ["postrider.system.cleared", "postrider.application.recovered"];
+        ended.iter().all(|name| told(&world, name) == 1).then_some(())
+    })
+    .await;
+    assert_eq!(begun.map(|name| told(&world, name)), [1, 1], "once, by whichever life");
+}
+
+async fn a_breaker_that_a_person_closes_is_told_of(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    listen(&mut world, "/ops", json!({"eventTypes": ["postrider.endpoint.failing", "postrider.endpoint.recovered"]}))
+        .await;
+    let rules = json!({"circuitBreaker": {"failures": 1, "coolDown": "10m"}, "retryPolicy": hasty(9)});
+    world.endpoint("/shop", rules).await;
+    let endpoint = world.get("endpoint/shop").await;
+    world.receiver.always("/shop", Answer::Status(503));
+    world.send("a.b").await;
+    eventually("the alert", async || events_at(&world, "/ops", "postrider.endpoint.failing").pop()).await;
+    world.receiver.always("/shop", Answer::Status(204));
+    for _ in 0..2 {
+        let (status, answer) = world.post("endpoint/shop/health/reset", Value::Null).await;
+        assert!(status < 300, "{answer}");
+    }
+    let told = eventually("its end", async || events_at(&world, "/ops", "postrider.endpoint.recovered").pop()).await;
+    assert_eq!(told["data"]["endpointId"], endpoint["id"], "{told}");
+    assert_eq!(
+        events_at(&world, "/ops", "postrider.endpoint.recovered").len(),
+        1,
+        "what is closed is not closed again"
+    );
 }
 
 async fn work_that_lies_turns_readiness_red_until_it_goes_on(store: StoreKind) {

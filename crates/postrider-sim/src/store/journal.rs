@@ -33,8 +33,8 @@ pub fn turn_alarm(batch: &mut Batch<'_>, turn: AlarmTurn) -> bool {
         true => alarms.insert(turn.subject),
         false => alarms.remove(&turn.subject),
     };
-    if has_turned {
-        enter_alert(batch, turn.app, turn.alert, turn.at);
+    if let Some(alert) = turn.alert.filter(|_| has_turned) {
+        enter_alert(batch, turn.app, alert, turn.at);
     }
     has_turned
 }

@@ -293,7 +293,7 @@ pub async fn an_alarm_is_entered_when_it_turns_and_kept_while_it_is_raised<H: Ha
         subject: subject.to_owned(),
         is_raised,
         app: None,
-        alert: alert(&format!("{subject}:{is_raised}:{second}")),
+        alert: Some(alert(&format!("{subject}:{is_raised}:{second}"))),
         at: at(second),
     };
     for (subject, is_raised, second, has_turned) in [

@@ -52,8 +52,8 @@ pub async fn turn_alarm(turn: &Turn, alarm: &AlarmTurn) -> Result<bool> {
         }
         false => execute(turn.db(), "DELETE FROM alarm WHERE subject = $1", &[&alarm.subject]).await?,
     };
-    if changed > 0 {
-        enter_alert(turn, alarm.app, &alarm.alert, alarm.at).await?;
+    if let Some(alert) = alarm.alert.as_ref().filter(|_| changed > 0) {
+        enter_alert(turn, alarm.app, alert, alarm.at).await?;
     }
     Ok(changed > 0)
 }

@@ -48,8 +48,8 @@ pub fn turn_alarm(batch: &Batch<'_>, turn: AlarmTurn) -> rusqlite::Result<bool> 
             .execute((&turn.subject, turn.at.as_millis()))?,
         false => batch.transaction.prepare_cached("DELETE FROM alarm WHERE subject = ?1")?.execute([&turn.subject])?,
     } > 0;
-    if has_turned {
-        enter_alert(batch, turn.app, turn.alert, turn.at)?;
+    if let Some(alert) = turn.alert.filter(|_| has_turned) {
+        enter_alert(batch, turn.app, alert, turn.at)?;
     }
     Ok(has_turned)
 }

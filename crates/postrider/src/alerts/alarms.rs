@@ -5,7 +5,10 @@ use postrider_engine::{
     AppKey, Timestamp,
     alarm::{Alarm, Growth, Patience, RateRule, Reading, Tally, Turn, is_stuck, read_count},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 /// What is watched, and how it stood.
 pub struct Alarms {
@@ -54,6 +57,21 @@ impl Alarms {
         }
     }
 
+    /// Takes over which alarms are raised, by whichever node and in whichever life.
+    pub fn know(&mut self, raised: &Raised, node: &str) {
+        for app in raised.applications() {
+            self.applications.entry(app).or_default();
+        }
+        for (app, alarm) in &mut self.applications {
+            alarm.know(raised.has(&subject_of_application(*app)));
+        }
+        self.applications.retain(|_, alarm| !alarm.is_quiet());
+        self.work.know(raised.has(&subject_of_work(node)));
+        self.backlog.0.know(raised.has(BACKLOG_GROWING));
+        self.dead.0.know(raised.has(DEAD_LETTERS_GROWING));
+        self.breakers.know(raised.has(BREAKERS_OPEN));
+    }
+
     pub fn look_at_applications(
         &mut self,
         tallies: &HashMap<AppKey, Tally>,
@@ -92,6 +110,10 @@ impl Alarms {
         };
         let reading = match (is_bad, work) {
             (true, _) => Reading::Bad,
+            // What was left lying before this node began is lying still, until something is done.
+            (false, Work::Known { oldest_due: Some(due), done_at: None }) if now.since(due) >= after => {
+                Reading::Between
+            }
             (false, Work::Known { .. }) => Reading::Good,
             (false, Work::Unknown) => Reading::Between,
         };
@@ -115,8 +137,8 @@ impl Alarms {
         let patience = patience(&self.rules);
         let mut turns = Vec::new();
         for (what, by, (alarm, growth), count) in [
-            ("backlog_growing", backlog_growth, &mut self.backlog, seen.waiting),
-            ("dead_letters_growing", dead_letters_growth, &mut self.dead, seen.dead),
+            (BACKLOG_GROWING, backlog_growth, &mut self.backlog, seen.waiting),
+            (DEAD_LETTERS_GROWING, dead_letters_growth, &mut self.dead, seen.dead),
         ] {
             let Some(by) = by else { continue };
             let reading = growth.read(count, by, window, now);
@@ -124,7 +146,7 @@ impl Alarms {
         }
         if let Some(max) = breakers_open {
             let turn = self.breakers.look(read_count(seen.breakers_open, max), patience, now);
-            turns.extend(turn.map(|turn| ("breakers_open", turn, seen.breakers_open)));
+            turns.extend(turn.map(|turn| (BREAKERS_OPEN, turn, seen.breakers_open)));
         }
         turns
     }
@@ -133,6 +155,59 @@ impl Alarms {
         (self.backlog, self.dead, self.breakers) = Default::default();
     }
 }
+
+/// The subjects of the alarms that are raised, as the store has them.
+#[derive(Debug, Default)]
+pub struct Raised(BTreeSet<String>);
+
+impl FromIterator<String> for Raised {
+    fn from_iter<T: IntoIterator<Item = String>>(subjects: T) -> Self {
+        Self(subjects.into_iter().collect())
+    }
+}
+
+impl Raised {
+    fn has(&self, subject: &str) -> bool {
+        self.0.contains(subject)
+    }
+
+    pub fn applications(&self) -> impl Iterator<Item = AppKey> {
+        let keys = self.0.iter().filter_map(|subject| subject.strip_prefix(APPLICATION)?.parse().ok());
+        keys.map(AppKey::new)
+    }
+
+    /// The nodes whose work was left lying.
+    pub fn stuck(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|subject| subject.strip_prefix(WORK_STUCK)?.strip_prefix(':'))
+    }
+
+    /// Those that these rules do not watch.
+    pub fn unwatched(&self, rules: &AlertRules) -> impl Iterator<Item = &str> {
+        let is_watched = |subject: &str| match subject {
+            BACKLOG_GROWING => rules.backlog_growth.is_some(),
+            DEAD_LETTERS_GROWING => rules.dead_letters_growth.is_some(),
+            BREAKERS_OPEN => rules.breakers_open.is_some(),
+            _ if subject.starts_with(APPLICATION) => rules.success_rate_min.is_some(),
+            _ => rules.oldest_due_max.is_some(),
+        };
+        self.0.iter().map(String::as_str).filter(move |subject| !is_watched(subject))
+    }
+}
+
+pub fn subject_of_application(app: AppKey) -> String {
+    format!("{APPLICATION}{}", app.raw())
+}
+
+/// Each node has its own work.
+pub fn subject_of_work(node: &str) -> String {
+    format!("{WORK_STUCK}:{node}")
+}
+
+const APPLICATION: &str = "application:";
+pub const WORK_STUCK: &str = "work_stuck";
+pub const BACKLOG_GROWING: &str = "backlog_growing";
+pub const DEAD_LETTERS_GROWING: &str = "dead_letters_growing";
+pub const BREAKERS_OPEN: &str = "breakers_open";
 
 /// The windows are patience enough to raise an alarm; that it is over must last.
 fn patience(rules: &AlertRules) -> Patience {
@@ -187,6 +262,55 @@ pub mod tests {
         assert!(alarms.applications.is_empty(), "who is well takes no room");
         let mut off = Alarms::new(AlertRules { success_rate_min: None, ..rules() }, at(0));
         assert_eq!(turns(&mut off, 0, 1_000, 0), []);
+    }
+
+    fn raised(subjects: &[&str]) -> Raised {
+        subjects.iter().map(|subject| (*subject).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_another_node_or_life_has_told_of_is_told_of_again_only_when_it_is_over() {
+        let mut alarms = Alarms::new(rules(), at(0));
+        alarms.know(&raised(&["application:7", "work_stuck:one", "backlog_growing", "breakers_open"]), "one");
+        assert_eq!(turns(&mut alarms, 10, 90, 0), [], "another has told of it");
+        let seen = |waiting, breakers_open| Seen { waiting, dead: 0, breakers_open };
+        assert_eq!(alarms.look_at_the_rest(seen(5_000, 30), at(0)), []);
+        assert!(alarms.is_stuck());
+        let lying = Work::Known { oldest_due: Some(at(-900)), done_at: None };
+        assert_eq!(alarms.look_at_work(lying, at(1)), None, "it lies as it lay");
+        assert_eq!(alarms.look_at_the_rest(seen(9_000, 30), at(300)), [], "it grows as it grew");
+
+        assert_eq!(turns(&mut alarms, 1_000, 1, 400), []);
+        assert_eq!(turns(&mut alarms, 1_000, 1, 460), [Turn::Cleared]);
+        let done = Work::Known { oldest_due: Some(at(-900)), done_at: Some(at(400)) };
+        assert_eq!(alarms.look_at_work(done, at(460)), Some(Turn::Cleared));
+        assert_eq!(alarms.look_at_the_rest(seen(9_000, 2), at(960)), []);
+        let over = [(BACKLOG_GROWING, Turn::Cleared, 9_000), (BREAKERS_OPEN, Turn::Cleared, 2)];
+        assert_eq!(alarms.look_at_the_rest(seen(9_000, 2), at(1_020)), over);
+
+        alarms.know(&raised(&["application:7", "work_stuck:two"]), "one");
+        assert!(!alarms.is_stuck(), "that is another's");
+        alarms.know(&raised(&[]), "one");
+        assert!(alarms.applications.is_empty());
+        assert_eq!(turns(&mut alarms, 10, 90, 2_000), [Turn::Raised], "another told that it was over");
+    }
+
+    #[test]
+    fn what_nobody_watches_any_more_is_known_by_its_subject() {
+        let all =
+            raised(&["application:7", "backlog_growing", "breakers_open", "dead_letters_growing", "work_stuck:one"]);
+        assert_eq!(all.unwatched(&rules()).count(), 0);
+        assert_eq!(all.stuck().collect::<Vec<_>>(), ["one"]);
+        assert_eq!(all.applications().collect::<Vec<_>>(), [APP]);
+        for (off, expected) in [
+            (AlertRules { success_rate_min: None, ..rules() }, "application:7"),
+            (AlertRules { backlog_growth: None, ..rules() }, "backlog_growing"),
+            (AlertRules { breakers_open: None, ..rules() }, "breakers_open"),
+            (AlertRules { dead_letters_growth: None, ..rules() }, "dead_letters_growing"),
+            (AlertRules { oldest_due_max: None, ..rules() }, "work_stuck:one"),
+        ] {
+            assert_eq!(all.unwatched(&off).collect::<Vec<_>>(), [expected]);
+        }
     }
 
     #[test]

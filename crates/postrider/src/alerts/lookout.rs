@@ -2,12 +2,15 @@
 //! backlog or dead letters that grow, many open breakers, work that is left lying.
 //!
 //! What one node's applications do and whether its own work lies is looked at on every node; what concerns all, on the one
-//! that does the work of all. Whether that is worth telling is decided by alarms, which tell each turn once.
+//! that does the work of all. Whether that is worth telling is decided by alarms, which tell each turn once; those that are
+//! raised are kept in the store, so that it is once for all nodes and all their lives.
 
 use super::{
     Alert, Alerts, Severity,
-    alarms::{Alarms, Seen, Work},
-    events::Event,
+    alarms::{
+        Alarms, BACKLOG_GROWING, DEAD_LETTERS_GROWING, Raised, Seen, WORK_STUCK, Work, subject_of_application,
+        subject_of_work,
+    },
 };
 use crate::{
     clock::Clock,
@@ -17,9 +20,9 @@ use crate::{
     standing::{oldest_due, open_breakers},
 };
 use postrider_engine::{AppKey, Timestamp, alarm::Turn};
-use postrider_store::{By, Shards, Store, StoreError};
+use postrider_store::{AlarmTurn, AlertHappened, By, Shards, Store, StoreError};
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -31,6 +34,14 @@ pub struct Lookout {
     node: String,
     clock: Clock,
     alarms: Alarms,
+    /// What has turned and is not written down yet, in order.
+    owed: VecDeque<Owed>,
+}
+
+struct Owed {
+    turn: AlarmTurn,
+    /// What people are told. `None`: nothing is left to tell of.
+    alert: Option<Alert>,
 }
 
 impl Lookout {
@@ -43,7 +54,7 @@ impl Lookout {
         clock: Clock,
     ) -> Self {
         let alarms = Alarms::new(rules, clock.now());
-        Self { store, directory, alerts, ids, node, clock, alarms }
+        Self { store, directory, alerts, ids, node, clock, alarms, owed: VecDeque::new() }
     }
 
     /// For as long as the server runs.
@@ -52,6 +63,7 @@ impl Lookout {
         let look_every = look_every(&self.alarms.rules);
         loop {
             let now = self.clock.now();
+            let known = self.know_what_is_raised(now).await;
             self.look_at_applications(now).await;
             let begun = Instant::now();
             let looked = if next_work <= begun {
@@ -70,13 +82,72 @@ impl Lookout {
             } else {
                 looked
             };
-            match looked {
+            let written = self.write_down().await;
+            match known.and(looked).and(written) {
                 Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 Err(error) => warn!(%error, "it could not be looked whether something is wrong"),
             }
             tokio::time::sleep(look_every).await;
         }
+    }
+
+    /// What this node has yet to write it knows better.
+    async fn know_what_is_raised(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        if !self.owed.is_empty() {
+            return Ok(());
+        }
+        let raised: Raised = self.store.raised_alarms().await?.into_iter().collect();
+        self.alarms.know(&raised, &self.node);
+        if self.store.leads() {
+            self.sweep(&raised, now).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the alarms that nobody watches any more: of nodes that are gone, of deleted applications, of rules that were
+    /// taken out of the settings.
+    async fn sweep(&mut self, raised: &Raised, now: Timestamp) -> Result<(), StoreError> {
+        let unwatched = raised.unwatched(&self.alarms.rules).map(str::to_owned);
+        let mut ended: Vec<String> = unwatched.collect();
+        for app in raised.applications() {
+            if self.directory.application(&By::Key(app)).await?.is_none() {
+                ended.push(subject_of_application(app));
+            }
+        }
+        for subject in ended {
+            let turn = AlarmTurn { subject, is_raised: false, app: None, alert: None, at: now };
+            self.owed.push_back(Owed { turn, alert: None });
+        }
+        if raised.stuck().any(|node| node != self.node) {
+            let nodes = self.store.nodes().await?;
+            let is_gone =
+                |name: &&str| *name != self.node && !nodes.iter().any(|node| node.alive && node.name == *name);
+            for gone in raised.stuck().filter(is_gone).map(str::to_owned).collect::<Vec<_>>() {
+                self.tell_of_system(WORK_STUCK, &gone, Turn::Cleared, 0, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// In order. Whoever writes first is the one that tells; where nothing can be written people are told all the same.
+    async fn write_down(&mut self) -> Result<(), StoreError> {
+        while let Some(first) = self.owed.front_mut() {
+            let written = tokio::time::timeout(WRITE_WITHIN, self.store.turn_alarm(first.turn.clone())).await;
+            match written.unwrap_or(Err(StoreError::Busy)) {
+                Ok(has_turned) => {
+                    if let Some(alert) = first.alert.take().filter(|_| has_turned) {
+                        self.alerts.tell(alert);
+                    }
+                    self.owed.pop_front();
+                }
+                Err(error) => {
+                    self.owed.iter_mut().filter_map(|owed| owed.alert.take()).for_each(|alert| self.alerts.tell(alert));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn look_at_applications(&mut self, now: Timestamp) {
@@ -98,7 +169,7 @@ impl Lookout {
                 Turn::Cleared => ("postrider.application.recovered", "attempts succeed again"),
             };
             let words = format!("Application {name} ({}): {words}, {percent:.1} % lately.", self.ids.id_of(app));
-            self.tell(Some(app), &format!("application:{}", app.raw()), turn, (event, data), words, now);
+            self.tell(Some(app), subject_of_application(app), turn, (event, data), words, now);
         }
     }
 
@@ -112,7 +183,8 @@ impl Lookout {
         let turn = self.alarms.look_at_work(work, now);
         self.alerts.watch.set_stuck(self.alarms.is_stuck());
         if let Some(turn) = turn {
-            self.tell_of_system("work_stuck", turn, self.alarms.lying_for(work, now).as_secs(), now);
+            let (node, seconds) = (self.node.clone(), self.alarms.lying_for(work, now).as_secs());
+            self.tell_of_system(WORK_STUCK, &node, turn, seconds, now);
         }
         found.map(drop)
     }
@@ -127,32 +199,35 @@ impl Lookout {
         let open = open_breakers(&*self.store, &self.directory).await?;
         let seen = Seen { waiting: counts.waiting, dead: counts.dead, breakers_open: open.len() as u64 };
         for (what, turn, value) in self.alarms.look_at_the_rest(seen, now) {
-            self.tell_of_system(what, turn, value, now);
+            let node = self.node.clone();
+            self.tell_of_system(what, &node, turn, value, now);
         }
         Ok(())
     }
 
-    fn tell_of_system(&self, what: &'static str, turn: Turn, value: u64, now: Timestamp) {
+    /// `node`: whose work it is, or who saw it.
+    fn tell_of_system(&mut self, what: &str, node: &str, turn: Turn, value: u64, now: Timestamp) {
         let (event, state) = match turn {
             Turn::Raised => ("postrider.system.raised", "raised"),
             Turn::Cleared => ("postrider.system.cleared", "cleared"),
         };
         let about = match what {
-            "work_stuck" => "work that is due is left lying (seconds)",
-            "backlog_growing" => "the backlog grows (deliveries waiting)",
-            "dead_letters_growing" => "dead letters grow (dead letters)",
+            WORK_STUCK => "work that is due is left lying (seconds)",
+            BACKLOG_GROWING => "the backlog grows (deliveries waiting)",
+            DEAD_LETTERS_GROWING => "dead letters grow (dead letters)",
             _ => "many endpoints fail (breakers open)",
         };
-        let data = json!({"alert": what, "value": value, "node": self.node});
-        self.tell(None, what, turn, (event, data), format!("System, {state}: {about}: {value}."), now);
+        let subject = if what == WORK_STUCK { subject_of_work(node) } else { what.to_owned() };
+        let data = json!({"alert": what, "value": value, "node": node});
+        self.tell(None, subject, turn, (event, data), format!("System, {state}: {about}: {value}."), now);
     }
 
     fn tell(
-        &self,
+        &mut self,
         app: Option<AppKey>,
-        subject: &str,
+        subject: String,
         turn: Turn,
-        (event, data): (&str, serde_json::Value),
+        (event_type, data): (&str, serde_json::Value),
         words: String,
         now: Timestamp,
     ) {
@@ -161,8 +236,16 @@ impl Lookout {
             Turn::Cleared => (Severity::Relief, "cleared"),
         };
         let name = format!("{subject}:{}:{word}:{}", self.node, now.as_millis());
-        let event = Some(Event { name: event.to_owned(), data });
-        self.alerts.tell(Alert { name, severity, app, words, event, at: now, is_logged: false });
+        if self.owed.len() >= OWED_MAX {
+            metrics::counter!("postrider_alerts_dropped_total").increment(1);
+            return;
+        }
+        let happened = AlertHappened { name: name.clone(), event_type: event_type.to_owned(), data: data.to_string() };
+        let is_raised = turn == Turn::Raised;
+        let turn = AlarmTurn { subject, is_raised, app, alert: Some(happened), at: now };
+        // The event is entered with the turn.
+        let alert = Alert { name, severity, app, words, event: None, at: now, is_logged: false };
+        self.owed.push_back(Owed { turn, alert: Some(alert) });
     }
 }
 
@@ -180,6 +263,12 @@ fn shortest(rules: &AlertRules) -> Duration {
 fn pause_after(took: Duration, rules: &AlertRules) -> Duration {
     took.saturating_mul(100).min(PAUSE_MAX).min(shortest(rules))
 }
+
+/// A store that takes longer is asked again. It may have done it.
+const WRITE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Turns that wait for a store which cannot be written to.
+const OWED_MAX: usize = 1_024;
 
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(5);
 const LOOKS_MIN: u32 = 10;

@@ -14,8 +14,9 @@ pub mod teller;
 pub mod trial;
 pub mod watch;
 
+use crate::ids::IdCodec;
 use events::Event;
-use postrider_engine::{AppKey, Timestamp};
+use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use tokio::sync::mpsc;
 use watch::Watch;
 
@@ -34,6 +35,28 @@ pub struct Alert {
     pub at: Timestamp,
     /// Whoever found it out has written a line of its own.
     pub is_logged: bool,
+}
+
+impl Alert {
+    /// What becomes of an endpoint. `event`: the last part of its name; `None`: an event of the contract says it. The log has
+    /// a line of its own.
+    pub fn of_endpoint(
+        ids: &IdCodec,
+        (endpoint, app): (EndpointKey, AppKey),
+        event: Option<&str>,
+        words: &str,
+        at: Timestamp,
+    ) -> Self {
+        let id = ids.id_of(endpoint);
+        let severity = if event == Some("recovered") { Severity::Relief } else { Severity::Trouble };
+        let name = format!("endpoint:{}:{}:{}", endpoint.raw(), event.unwrap_or("disabled"), at.as_millis());
+        let event = event.map(|word| Event {
+            name: format!("postrider.endpoint.{word}"),
+            data: serde_json::json!({"appId": ids.id_of(app), "endpointId": id}),
+        });
+        let words = format!("Endpoint {id} {words}.");
+        Self { name, severity, app: Some(app), words, event, at, is_logged: true }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What an endpoint's owner and the operator are told about its health, once per change.
 
 use crate::{
-    alerts::{Alert, Alerts, Severity, events::Event},
+    alerts::{Alert, Alerts},
     config::show_duration,
     ids::IdCodec,
 };
@@ -90,16 +90,8 @@ impl Notices {
 
 impl Notices {
     /// Beside the log, which has its own line.
-    fn tell(&self, (endpoint, app): (EndpointKey, AppKey), event: Option<&str>, words: &str, now: Timestamp) {
-        let id = self.ids.id_of(endpoint);
-        let severity = if event == Some("recovered") { Severity::Relief } else { Severity::Trouble };
-        let name = format!("endpoint:{}:{}:{}", endpoint.raw(), event.unwrap_or("disabled"), now.as_millis());
-        let event = event.map(|word| Event {
-            name: format!("postrider.endpoint.{word}"),
-            data: serde_json::json!({"appId": self.ids.id_of(app), "endpointId": id}),
-        });
-        let words = format!("Endpoint {id} {words}.");
-        self.alerts.tell(Alert { name, severity, app: Some(app), words, event, at: now, is_logged: true });
+    fn tell(&self, lane: (EndpointKey, AppKey), event: Option<&str>, words: &str, now: Timestamp) {
+        self.alerts.tell(Alert::of_endpoint(&self.ids, lane, event, words, now));
     }
 }
 

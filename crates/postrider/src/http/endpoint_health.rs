@@ -12,7 +12,7 @@ use super::{
     idempotency::{IdempotencyKey, json},
     time::Time,
 };
-use crate::{config::Span, rules::Rules, tokens::Capability};
+use crate::{alerts::Alert, config::Span, rules::Rules, tokens::Capability};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{
@@ -274,7 +274,15 @@ async fn reset(State(api): State<Arc<Api>>, app: InApp, query: Query, _: NoBody)
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let endpoint = app.endpoint(&api).await?;
+    let before = app.store.health(&endpoint).await?;
     app.store.reset_health(&endpoint).await?;
+    if matches!(before.breaker, Breaker::Open { .. }) {
+        let id = api.ids.id_of(endpoint.key);
+        tracing::info!(endpoint = id, "the endpoint's breaker was closed by a person");
+        let words = "is tried again; its breaker was closed by a person";
+        let lane = (endpoint.key, endpoint.app);
+        api.alerts.tell(Alert::of_endpoint(&api.ids, lane, Some("recovered"), words, (api.clock)()));
+    }
     Ok(json(StatusCode::OK, &health_of(&api, &app, &endpoint).await?))
 }
 
