@@ -3,6 +3,7 @@
 
 mod support;
 
+use http::Method;
 use postrider::telemetry::names::{self, Kind, METRICS};
 use serde_json::{Value, json};
 use std::{
@@ -62,6 +63,8 @@ async fn everything_that_happens_is_counted_and_prometheus_has_nothing_to_say_ag
     let application = world.get("").await["id"].as_str().expect("an id").to_owned();
     let labels = format!("application=\"{application}\",endpoint=\"{down}\"");
     // Some of it is looked up, every few seconds.
+    let report = r#"{"csp-report": {"blocked-uri": "inline"}}"#;
+    assert_eq!(world.client.send(Method::POST, "/csp-report", &[], report).await.expect("an answer").0, 204);
     let page = eventually("a breaker that is open, and what waits behind it", async || {
         let page = world.client.metrics().await;
         let is_seen = value(&page, "postrider_breakers{state=\"open\"}") == Some(1.0)

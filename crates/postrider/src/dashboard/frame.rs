@@ -5,11 +5,12 @@ use super::{
     session::Session,
     who::May,
 };
-use crate::http::time::Time;
+use crate::http::{html, time::Time};
 use askama::Template;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use postrider_engine::Timestamp;
+use std::sync::LazyLock;
 
 /// What every page shows besides its own.
 pub struct Frame {
@@ -74,39 +75,8 @@ pub fn page(template: &impl Template) -> Response {
 
 fn shown(status: StatusCode, template: &impl Template) -> Response {
     let Ok(html) = template.render() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let headers: [(HeaderName, &str); 7] = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // Not less: of a form that is sent without, browsers do not say where it comes from.
-        (header::REFERRER_POLICY, "same-origin"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (header::CACHE_CONTROL, "no-store"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-    ];
-    (status, headers, html).into_response()
-}
-
-pub fn style(text: &'static str) -> Response {
-    asset("text/css; charset=utf-8", text)
-}
-
-pub fn icon(text: &'static str) -> Response {
-    asset("image/svg+xml", text)
-}
-
-pub fn script(text: &'static str) -> Response {
-    asset("text/javascript; charset=utf-8", text)
-}
-
-fn asset(media: &'static str, text: &'static str) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, media),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // It changes with the program and not before; asking each time is cheap, and never wrong.
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    (headers, text).into_response()
+    // Not less: of a form that is sent without, browsers do not say where it comes from.
+    html::page(status, &POLICY, "same-origin", html)
 }
 
 /// After something was done: the page is asked for anew, so that doing it again takes another click.
@@ -241,12 +211,28 @@ pub fn tone(status: &str) -> &'static str {
 
 /// The same for a page that may be shown in frames of these sites.
 pub fn policy_for(sites: &[String]) -> Option<HeaderValue> {
-    let (rest, _) = POLICY.rsplit_once("'none'")?;
+    let (rest, _) = POLICY.to_str().ok()?.rsplit_once("'none'")?;
     HeaderValue::from_str(&format!("{rest}{}", sites.join(" "))).ok().filter(|_| !sites.is_empty())
 }
 
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let policy = html::policy(&[script::DASHBOARD, script::LIVE, script::PORTAL], "'self'");
+    HeaderValue::try_from(policy).expect("hashes and words")
+});
+
+/// What pages run. Each is named with its hash where it is loaded.
+pub mod script {
+    use crate::http::html;
+    use std::sync::LazyLock;
+
+    pub const DASHBOARD: &str = include_str!("assets/dashboard.js");
+    pub const LIVE: &str = include_str!("assets/live.js");
+    pub const PORTAL: &str = include_str!("assets/portal.js");
+
+    pub static DASHBOARD_IS: LazyLock<String> = LazyLock::new(|| html::integrity(DASHBOARD));
+    pub static LIVE_IS: LazyLock<String> = LazyLock::new(|| html::integrity(LIVE));
+    pub static PORTAL_IS: LazyLock<String> = LazyLock::new(|| html::integrity(PORTAL));
+}
 
 #[cfg(test)]
 mod tests {
@@ -277,7 +263,7 @@ mod tests {
 
     #[test]
     fn frames_are_for_the_sites_that_are_named() {
-        assert!(POLICY.ends_with("frame-ancestors 'none'"));
+        assert!(POLICY.to_str().unwrap().ends_with("frame-ancestors 'none'"));
         assert_eq!(policy_for(&[]), None);
         let policy = policy_for(&["https://a.example".to_owned(), "https://b.example".to_owned()]).expect("a policy");
         assert!(policy.to_str().unwrap().ends_with("; frame-ancestors https://a.example https://b.example"));

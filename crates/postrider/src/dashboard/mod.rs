@@ -29,6 +29,7 @@ mod sign_in;
 mod tasks;
 mod who;
 
+use crate::http::html;
 use axum::{
     Router,
     extract::{Request, State},
@@ -36,7 +37,7 @@ use axum::{
     response::Response,
     routing::get,
 };
-use frame::{icon, policy_for, script, style};
+use frame::{policy_for, script};
 use http::{HeaderValue, header};
 use inside::Inside;
 pub use session::Sessions;
@@ -56,11 +57,11 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
     let sessions = sessions.in_frames(!frames.is_empty());
     let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions, framed: policy_for(frames) });
     let pages = Router::new()
-        .route("/dashboard.css", get(async || -> Response { style(include_str!("assets/dashboard.css")) }))
-        .route("/icon.svg", get(async || -> Response { icon(include_str!("assets/icon.svg")) }))
-        .route("/dashboard.js", get(async || -> Response { script(include_str!("assets/dashboard.js")) }))
-        .route("/live.js", get(async || -> Response { script(include_str!("assets/live.js")) }))
-        .route("/portal.js", get(async || -> Response { script(include_str!("assets/portal.js")) }))
+        .route("/dashboard.css", get(async || html::asset(STYLE, include_str!("assets/dashboard.css"))))
+        .route("/icon.svg", get(async || html::asset("image/svg+xml", include_str!("assets/icon.svg"))))
+        .route("/dashboard.js", get(async || html::asset(SCRIPT, script::DASHBOARD)))
+        .route("/live.js", get(async || html::asset(SCRIPT, script::LIVE)))
+        .route("/portal.js", get(async || html::asset(SCRIPT, script::PORTAL)))
         .merge(sign_in::routes())
         .merge(overview::routes())
         .merge(applications::routes())
@@ -95,6 +96,11 @@ async fn let_into_frames(State(site): State<Arc<Site>>, request: Request, next: 
     if is_portal && headers.contains_key(header::CONTENT_SECURITY_POLICY) {
         headers.insert(header::CONTENT_SECURITY_POLICY, policy.clone());
         headers.remove(header::X_FRAME_OPTIONS);
+        // Sites that ask of all they show to agree to it could not show it otherwise.
+        headers.insert(html::RESOURCE_POLICY, HeaderValue::from_static("cross-origin"));
     }
     response
 }
+
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";

@@ -27,6 +27,7 @@ pub mod fields;
 pub mod filter;
 pub mod guesses;
 pub mod health;
+pub mod html;
 pub mod idempotency;
 pub mod message_in;
 pub mod messages;
@@ -150,6 +151,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&api), audit::keep))
         .merge(ingest)
         .merge(openapi::routes(document))
+        .merge(html::routes())
         .method_not_allowed_fallback(|| async { Error::MethodNotAllowed })
         .fallback(|| async { Error::NotFound })
         .with_state(api);

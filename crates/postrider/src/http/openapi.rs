@@ -1,14 +1,10 @@
 //! Our OpenAPI document, made from the routes themselves, and a page to read it.
 
-use super::Api;
-use axum::{
-    Router,
-    response::{IntoResponse, Response},
-    routing::get,
-};
+use super::{Api, html};
+use axum::{Router, routing::get};
 use bytes::Bytes;
-use http::{HeaderName, header};
-use std::sync::Arc;
+use http::{HeaderValue, StatusCode, header};
+use std::sync::{Arc, LazyLock};
 use utoipa::openapi::{
     self, ContentBuilder, OpenApi, PathItem, Ref, RefOr, ResponseBuilder, Schema,
     path::Operation,
@@ -19,33 +15,9 @@ pub fn routes(document: OpenApi) -> Router<Arc<Api>> {
     let text = Bytes::from(complete(document).to_json().expect("a document of strings serialises"));
     Router::new()
         .route("/openapi.json", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], text) }))
-        .route("/docs", get(|| async { page(include_str!("assets/docs.html")) }))
-        .route("/docs.js", get(|| async { script(include_str!("assets/docs.js")) }))
-        .route("/page.css", get(|| async { style(include_str!("assets/page.css")) }))
-}
-
-/// A page of our own, which can load nothing but our own files and call no one but us.
-fn page(html: &'static str) -> Response {
-    let headers: [(HeaderName, &str); 5] = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-    ];
-    (headers, html).into_response()
-}
-
-fn script(text: &'static str) -> Response {
-    asset("text/javascript; charset=utf-8", text)
-}
-
-fn style(text: &'static str) -> Response {
-    asset("text/css; charset=utf-8", text)
-}
-
-fn asset(media: &'static str, text: &'static str) -> Response {
-    ([(header::CONTENT_TYPE, media), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], text).into_response()
+        .route("/docs", get(|| async { html::page(StatusCode::OK, &POLICY, "no-referrer", PAGE.as_str()) }))
+        .route("/docs.js", get(|| async { html::asset("text/javascript; charset=utf-8", SCRIPT) }))
+        .route("/page.css", get(|| async { html::asset("text/css; charset=utf-8", include_str!("assets/page.css")) }))
 }
 
 pub fn complete(mut document: OpenApi) -> OpenApi {
@@ -102,5 +74,11 @@ const REFUSALS: [(&str, &str, &str); 12] = [
     ("503", "Not now; `Retry-After` says when to come again", "HttpErrorOut"),
 ];
 
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
-                      form-action 'none'; frame-ancestors 'none'";
+static POLICY: LazyLock<HeaderValue> =
+    LazyLock::new(|| HeaderValue::try_from(html::policy(&[SCRIPT], "'none'")).expect("hashes and words"));
+
+/// With the hash of what it runs.
+static PAGE: LazyLock<String> =
+    LazyLock::new(|| include_str!("assets/docs.html").replace("{integrity}", &html::integrity(SCRIPT)));
+
+const SCRIPT: &str = include_str!("assets/docs.js");

@@ -133,6 +133,10 @@ pub const METRICS: &[Metric] = &[
     counter("postrider_endpoints_disabled_total", "Endpoints disabled by a rule, by the reason."),
     counter("postrider_stale_connection_retries_total", "Requests sent again because a kept connection was closed."),
     gauge("postrider_requests_in_flight", "Requests on the network now."),
+    counter(
+        "postrider_page_violations_total",
+        "Times that a browser refused something on a page of ours, as its policy says.",
+    ),
     gauge("postrider_shards_owned", "Of all 256 shards, those that this node serves."),
     counter("postrider_clock_jumps_total", "Times that the clock was seen to jump by more than five seconds."),
     gauge("postrider_deliveries_waiting", "Deliveries that wait for their time, a slot or their endpoint."),

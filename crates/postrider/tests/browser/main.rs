@@ -119,6 +119,24 @@ async fn a_schedule_is_drawn_while_it_is_edited_and_can_be_set() {
 }
 
 #[tokio::test]
+async fn text_is_not_made_markup_by_any_script_and_the_server_is_told_who_tried() {
+    let mut world = World::start().await;
+    let browser = signed_in(&world).await;
+    let violations = "postrider_page_violations_total";
+    assert!(!world.client.metrics().await.contains(&format!("{violations} ")), "pages as they are break no rule");
+    let script = "try { document.body.innerHTML = '<b>x</b>'; return 'done' } catch (error) { return error.name }";
+    assert_eq!(told_by(&browser, script).await, "TypeError");
+    // From our own server, and yet none that the page has named.
+    let script = "const other = document.createElement('script'); try { other.src = '/docs.js'; } catch (error) { return error.name }";
+    assert_eq!(told_by(&browser, script).await, "TypeError");
+    support::eventually("the reports", async || {
+        world.client.metrics().await.contains(&format!("{violations} 2")).then_some(())
+    })
+    .await;
+    browser.close().await;
+}
+
+#[tokio::test]
 async fn a_customer_stays_within_his_application() {
     let mut world = World::start().await;
     let other = world.client.create("/api/v1/app", &json!({"name": "Other", "uid": "other"})).await;
