@@ -283,6 +283,9 @@ pub struct AttemptRecord {
     pub rule: Rule,
     /// Why it was sent later than it was due, where it was.
     pub held: Option<Held>,
+    /// The headers of request and answer that may be shown, in a form that the store does not look into. Empty: none are
+    /// kept.
+    pub headers: Bytes,
 }
 
 /// An attempt as it is read back.

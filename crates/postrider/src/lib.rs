@@ -20,6 +20,7 @@ pub mod fuzzing;
 pub mod http;
 pub mod ids;
 pub mod ingest;
+mod kept_headers;
 pub mod keyring;
 pub mod oauth;
 pub mod outbox;

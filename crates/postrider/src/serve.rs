@@ -175,6 +175,7 @@ impl Server {
         })
         .with_requests_max(requests_max())
         .with_statistics(Arc::clone(&statistics))
+        .keeping(settings.attempt_headers)
         .watched(Arc::clone(&tops), traces.clone())
         .with_alerts(Arc::clone(&bell));
         let view = dispatch.view();

@@ -146,6 +146,7 @@ async fn every_operation_of_the_contracts_first_tier_is_there() {
         "v1.message-attempt.list-by-endpoint",
         "v1.message-attempt.list-by-msg",
         "v1.message-attempt.get",
+        "v1.message-attempt.get-headers",
         "v1.message-attempt.list-attempted-messages",
         "v1.message-attempt.list-attempted-destinations",
         "v1.message-attempt.expunge-content",

@@ -218,6 +218,7 @@ impl Bench {
                 class,
                 rule,
                 held: None,
+                headers: Default::default(),
             }),
             next,
             order: None,

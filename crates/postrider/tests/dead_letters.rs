@@ -809,6 +809,7 @@ fn refused(message: MessageKey, endpoint: EndpointKey) -> Settlement {
             class: Class::Permanent,
             rule: Rule::ClientError,
             held: None,
+            headers: Default::default(),
         }),
         next: Next::Dead(DeathReason::Permanent),
         order: None,

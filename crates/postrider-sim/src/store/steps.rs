@@ -418,7 +418,7 @@ pub fn purge(tables: &mut Tables, app: AppKey, span: (i64, i64)) -> Step {
         row.forget_payload();
         for attempt in row.attempts.iter_mut().filter(|attempt| !attempt.expunged) {
             attempt.expunged = true;
-            attempt.record.response = Bytes::new();
+            (attempt.record.response, attempt.record.headers) = (Bytes::new(), Bytes::new());
             is_changed = true;
         }
         changed += u64::from(is_changed);

@@ -63,7 +63,7 @@ pub fn expunge_attempt(tables: &mut Tables, message: MessageKey, key: AttemptKey
     found
         .map(|attempt| {
             attempt.expunged = true;
-            attempt.record.response = Bytes::new();
+            (attempt.record.response, attempt.record.headers) = (Bytes::new(), Bytes::new());
         })
         .is_some()
 }
@@ -129,7 +129,7 @@ fn forget_attempts(tables: &mut Tables, before: Timestamp) {
         let old = row.attempts.iter_mut().take_while(|attempt| attempt.key.raw() < end);
         for attempt in old.filter(|attempt| !attempt.expunged || !attempt.record.url.is_empty()) {
             attempt.expunged = true;
-            attempt.record.response = Bytes::new();
+            (attempt.record.response, attempt.record.headers) = (Bytes::new(), Bytes::new());
             attempt.record.url = "".into();
         }
     }

@@ -265,6 +265,7 @@ pub fn record(started_at: Timestamp, status: Option<u16>) -> AttemptRecord {
         class,
         rule,
         held: None,
+        headers: Bytes::from_static(b"\x01a: b\xfe"),
     }
 }
 

@@ -91,7 +91,9 @@ pub async fn attempts_come_back_as_they_were_settled<H: Harness>() {
     let progress = |attempts| Progress { attempts, ..Progress::default() };
     let retry = Settlement { progress: progress(1), cycle: 4, ..failed(id, at(1), at(90)) };
     let held = Some(Held { by: HeldBy::Breaker, late: Duration::from_millis(1_234) });
-    let no_answer = AttemptRecord { response: "connection refused".into(), held, ..record(at(90), None) };
+    let none = bytes::Bytes::new();
+    let no_answer =
+        AttemptRecord { response: "connection refused".into(), held, headers: none, ..record(at(90), None) };
     let last = Settlement {
         progress: progress(2),
         cycle: 4,
@@ -374,7 +376,8 @@ pub async fn an_expunged_response_is_gone_for_good<H: Harness>() {
     assert!(!stage.store().expunge_attempt(message, AttemptKey::new(1)).await.unwrap());
     assert!(!stage.store().expunge_attempt(MessageKey::new(1), before.key).await.unwrap());
     let after = stage.store().attempt(message, before.key).await.unwrap().expect("the record stays");
-    let record = AttemptRecord { response: bytes::Bytes::new(), ..before.record.clone() };
+    let gone = bytes::Bytes::new();
+    let record = AttemptRecord { response: gone.clone(), headers: gone, ..before.record.clone() };
     assert_eq!(after, Attempt { expunged: true, record, ..before });
 }
 

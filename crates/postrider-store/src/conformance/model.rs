@@ -626,7 +626,7 @@ impl Model {
         let found = self.attempts.iter_mut().find(|(_, known)| (known.id.message, known.key) == (message, key));
         let expunge = |(_, attempt): &mut (Timestamp, Attempt)| {
             attempt.expunged = true;
-            attempt.record.response = Bytes::new();
+            (attempt.record.response, attempt.record.headers) = (Bytes::new(), Bytes::new());
         };
         found.map(expunge).is_some()
     }

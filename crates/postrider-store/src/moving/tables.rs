@@ -218,6 +218,7 @@ pub(crate) const TABLES: &[Table] = &[
             ("capped", Flag),
             ("late", Big),
             ("late_why", Small),
+            ("headers", Bytes),
         ],
     ),
     table("event_id", "event_id_{n}", &[("app", Big), ("event_id", Text), ("message", Big)]),

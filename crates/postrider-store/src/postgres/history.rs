@@ -214,7 +214,8 @@ fn wanted(filter: &MessageFilter, row: &Row) -> Result<bool> {
 
 pub const ATTEMPT_COLUMNS: &str =
     "message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration,
-    status, url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why";
+    status, url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why,
+    headers";
 
 pub fn attempt_from(row: &Row) -> Result<Attempt> {
     let duration = |column| row.get::<_, Option<i64>>(column).map(|millis| Duration::from_millis(count(millis)));
@@ -248,6 +249,7 @@ pub fn attempt_from(row: &Row) -> Result<Attempt> {
                 (Some(late), Some(by)) => Some(Held { by: held_of(by)?, late }),
                 (None, _) | (_, None) => None,
             },
+            headers: row.get::<_, Option<Vec<u8>>>("headers").map(Bytes::from).unwrap_or_default(),
         },
         next: row.get::<_, Option<i64>>("next_due").map(|due| (Timestamp::from_millis(due), delay)),
         death: code("death").map(death_of).transpose()?,

@@ -11,7 +11,7 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS, HEADERS];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
 const TALLIES: &str = "
@@ -340,6 +340,8 @@ const JOURNAL: &str = "
 const ALARMS: &str = "
     CREATE TABLE alarm (subject text COLLATE \"C\" PRIMARY KEY, since bigint NOT NULL);
 ";
+
+const HEADERS: &str = "ALTER TABLE attempt ADD COLUMN headers bytea";
 
 /// Where the version is kept: the first eight bytes of this note.
 pub const VERSION_NOTE: &str = "schema_version";

@@ -105,11 +105,11 @@ async fn record_attempts(db: &Db, pieces: &[Piece], keys: &[i64], settlements: &
     execute(
         db,
         "INSERT INTO attempt (message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration, status,
-             url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why)
+             url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why, headers)
          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::smallint[], $6::smallint[],
              $7::integer[], $8::integer[], $9::bigint[], $10::bigint[], $11::smallint[], $12::text[], $13::bytea[],
              $14::smallint[], $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::boolean[], $20::bigint[],
-             $21::smallint[])",
+             $21::smallint[], $22::bytea[])",
         &[
             &columns.messages,
             &columns.keys,
@@ -132,6 +132,7 @@ async fn record_attempts(db: &Db, pieces: &[Piece], keys: &[i64], settlements: &
             &columns.capped,
             &columns.lates,
             &columns.late_whys,
+            &columns.headers,
         ],
     )
     .await?;
@@ -162,6 +163,7 @@ struct Attempts<'s> {
     capped: Vec<Option<bool>>,
     lates: Vec<Option<i64>>,
     late_whys: Vec<Option<i16>>,
+    headers: Vec<Option<&'s [u8]>>,
 }
 
 impl<'s> Attempts<'s> {
@@ -196,6 +198,7 @@ impl<'s> Attempts<'s> {
         self.capped.push(delay.map(|delay| delay.capped));
         self.lates.push(attempt.held.map(|held| millis(held.late)));
         self.late_whys.push(attempt.held.map(|held| small(held_code(held.by))));
+        self.headers.push(Some(attempt.headers.as_ref()).filter(|headers| !headers.is_empty()));
     }
 }
 

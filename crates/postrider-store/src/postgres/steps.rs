@@ -528,7 +528,7 @@ pub async fn purge(turn: &mut Turn, app: AppKey, (cursor, end): (i64, i64)) -> R
         for sql in [
             "UPDATE message SET payload = NULL
              WHERE key = ANY($1) AND key BETWEEN $2 AND $3 AND payload IS NOT NULL RETURNING key",
-            "UPDATE attempt SET response = NULL
+            "UPDATE attempt SET response = NULL, headers = NULL
              WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND response IS NOT NULL RETURNING message",
         ] {
             changed.extend(rows(turn.db(), sql, &[&keys, &first, &last]).await?.iter().map(|row| row.get::<_, i64>(0)));

@@ -113,7 +113,7 @@ pub async fn expunge(turn: &Turn, app: AppKey, message: MessageKey) -> Result<bo
 
 /// Removes the kept response for good. False if there is no such attempt.
 pub async fn expunge_attempt(turn: &Turn, message: MessageKey, attempt: AttemptKey) -> Result<bool> {
-    let sql = "UPDATE attempt SET response = NULL WHERE message = $1 AND key = $2";
+    let sql = "UPDATE attempt SET response = NULL, headers = NULL WHERE message = $1 AND key = $2";
     Ok(execute(turn.db(), sql, &[&message.raw(), &attempt.raw()]).await? == 1)
 }
 
@@ -273,7 +273,7 @@ impl Forgetting {
                 let end = first_key_at(self.before);
                 let (first, last) = ends(messages);
                 // Class, rule and status stay: how the delivery stands rests on them.
-                let sql = "UPDATE attempt SET response = NULL, url = ''
+                let sql = "UPDATE attempt SET response = NULL, headers = NULL, url = ''
                     WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND key < $4
                         AND (response IS NOT NULL OR url <> '')";
                 execute(turn.db(), sql, &[&messages, &first, &last, &end]).await?;

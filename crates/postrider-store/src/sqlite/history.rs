@@ -137,7 +137,8 @@ fn wanted(filter: &MessageFilter, content: &Content) -> bool {
 }
 
 const ATTEMPT_COLUMNS: &str = "message, key, endpoint, class, rule, trigger_code, cycle, number, started_at, duration,
-    status, url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why";
+    status, url, response, death, next_due, backoff, jitter, retry_after, capped, late, late_why,
+    headers";
 
 fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
     let duration = |index| Ok::<_, rusqlite::Error>(row.get::<_, Option<u64>>(index)?.map(Duration::from_millis));
@@ -170,6 +171,7 @@ fn attempt_from(row: &Row<'_>) -> rusqlite::Result<Attempt> {
                 (Some(late), Some(by)) => Some(Held { by: held_of(by)?, late }),
                 (None, _) | (_, None) => None,
             },
+            headers: row.get::<_, Option<Vec<u8>>>(21)?.map(Bytes::from).unwrap_or_default(),
         },
         next: row.get::<_, Option<i64>>(14)?.map(|due| (Timestamp::from_millis(due), delay)),
         death: row.get::<_, Option<i64>>(13)?.map(death_of).transpose()?,

@@ -647,7 +647,7 @@ impl Store for SqliteStore {
         self.writer
             .run(move |batch| {
                 let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
-                let sql = "UPDATE attempt_{n} SET response = NULL WHERE message = ?1 AND key = ?2";
+                let sql = "UPDATE attempt_{n} SET response = NULL, headers = NULL WHERE message = ?1 AND key = ?2";
                 Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), attempt.raw()))? == 1)
             })
             .await

@@ -30,6 +30,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { tables: TALLIES, each_piece: "" },
     Migration { tables: JOURNAL, each_piece: "" },
     Migration { tables: ALARMS, each_piece: "" },
+    Migration { tables: "", each_piece: "ALTER TABLE attempt_{n} ADD COLUMN headers BLOB;" },
 ];
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
@@ -338,6 +339,7 @@ const PIECE: &str = "
         capped       INTEGER,
         late         INTEGER,
         late_why     INTEGER,
+        headers      BLOB,
         PRIMARY KEY (message, key)
     ) WITHOUT ROWID;
     CREATE INDEX attempt_{n}_endpoint ON attempt_{n} (endpoint, key, class);
@@ -414,6 +416,7 @@ mod tests {
         connection
             .execute_batch(
                 "ALTER TABLE attempt_1 DROP COLUMN late; ALTER TABLE attempt_1 DROP COLUMN late_why;
+                 ALTER TABLE attempt_1 DROP COLUMN headers;
                  PRAGMA user_version = 1;
                  INSERT INTO piece VALUES (1, 0, 0);
                  INSERT INTO application VALUES (10, 3, 'acme', 'Acme', 7, '{\"a\":\"b\"}', 1, 2, NULL);

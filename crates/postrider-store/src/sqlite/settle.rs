@@ -111,7 +111,7 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
     let mut insert = piece.prepare(
         &batch.transaction,
         "INSERT INTO attempt_{n} VALUES
-         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
     )?;
     insert.execute(rusqlite::params![
         id.message.raw(),
@@ -135,6 +135,7 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         delay.map(|delay| delay.capped),
         attempt.held.map(|held| millis(held.late)),
         attempt.held.map(|held| held_code(held.by)),
+        Some(attempt.headers.as_ref()).filter(|headers| !headers.is_empty()),
     ])?;
     Ok(())
 }

@@ -552,7 +552,10 @@ pub fn purge(batch: &mut Batch<'_>, app: AppKey, (cursor, end): (i64, i64)) -> r
             .execute([message.key])?;
         let responses = message
             .piece
-            .prepare(connection, "UPDATE attempt_{n} SET response = NULL WHERE message = ?1 AND response IS NOT NULL")?
+            .prepare(
+                connection,
+                "UPDATE attempt_{n} SET response = NULL, headers = NULL WHERE message = ?1 AND response IS NOT NULL",
+            )?
             .execute([message.key])?;
         changed += u64::from(payloads + responses > 0);
     }

@@ -238,7 +238,7 @@ fn forget(batch: &Batch<'_>, piece: Piece, message: i64, left: Left, before: Tim
             piece
                 .prepare(
                     connection,
-                    "UPDATE attempt_{n} SET response = NULL, url = ''
+                    "UPDATE attempt_{n} SET response = NULL, headers = NULL, url = ''
                      WHERE message = ?1 AND key < ?2 AND (response IS NOT NULL OR url <> '')",
                 )?
                 .execute((message, end))?;

@@ -375,6 +375,14 @@ pub const KEYS: &[Key] = &[
         about: "`text` for people, `json` for machines: one object a line.",
     },
     Key {
+        name: "attempt_headers",
+        form: Form::Text,
+        default: Some("failed"),
+        secret: false,
+        flag: None,
+        about: "Of which attempts the headers of request and answer are kept and [can be looked at](dashboard.md#to-understand-a-failed-delivery): `failed`, `all`, or `none`. With `all` each delivery takes up to a kilobyte more.",
+    },
+    Key {
         name: "shutdown_grace",
         form: Form::Text,
         default: Some("30s"),

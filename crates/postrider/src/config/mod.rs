@@ -21,6 +21,7 @@ pub use sources::{Place, Sources};
 pub use values::{DurationError, Span, parse_duration, parse_size, show_duration};
 
 use crate::ingest::rates::RateLimits;
+use crate::kept_headers::KeepHeaders;
 use crate::rules::{Rules, path_of};
 use crate::telemetry::TraceSettings;
 use crate::transport::{EgressProxy, NotAProxy};
@@ -91,6 +92,7 @@ pub struct Settings {
     pub metrics_top: usize,
     pub log: String,
     pub log_format: LogFormat,
+    pub attempt_headers: KeepHeaders,
     pub shutdown_grace: Duration,
     pub tokens: TokenSettings,
     /// When operators are told that something is wrong.
@@ -314,6 +316,7 @@ struct Raw {
     trace_sample: String,
     log: String,
     log_format: LogFormat,
+    attempt_headers: KeepHeaders,
     shutdown_grace: Span,
     jwt_algorithm: TokenAlgorithm,
     jwt_secret: Option<Hidden>,
@@ -489,6 +492,7 @@ impl Raw {
             metrics_top: usize::try_from(self.metrics_top).unwrap_or(usize::MAX),
             log: self.log,
             log_format: self.log_format,
+            attempt_headers: self.attempt_headers,
             shutdown_grace: self.shutdown_grace.0,
         })
     }

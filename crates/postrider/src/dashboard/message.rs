@@ -54,6 +54,7 @@ struct Destination {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
+    pub id: String,
     pub msg_id: String,
     pub endpoint_id: String,
     pub url: String,

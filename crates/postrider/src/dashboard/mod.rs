@@ -8,6 +8,7 @@ mod alerts;
 mod api_keys;
 mod application;
 mod applications;
+mod attempt;
 mod audit;
 mod chart;
 mod dead_letters;
@@ -70,6 +71,7 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
         .merge(endpoint_form::routes())
         .merge(messages::routes())
         .merge(message::routes())
+        .merge(attempt::routes())
         .merge(dead_letters::routes())
         .merge(live::routes())
         .merge(schedule::routes())

@@ -8,6 +8,7 @@ use crate::{
     clock::Clock,
     directory::{Directory, EndpointEntry, RulesOf},
     ids::{IdCodec, Kind},
+    kept_headers::{KeepHeaders, KeptHeaders},
     oauth::{self, Bearers, Oauth},
     statistics::{Statistics, Tried},
     telemetry::{
@@ -74,6 +75,7 @@ pub struct Carrier {
     deployment: HeaderValue,
     statistics: Option<Arc<Statistics>>,
     traces: Option<Arc<Traces>>,
+    keep_headers: KeepHeaders,
 }
 
 impl Carrier {
@@ -87,7 +89,8 @@ impl Carrier {
     ) -> Self {
         let deployment = HeaderValue::try_from(ids.deployment()).expect("digits fit in a header");
         let (rng, meters, bearers) = (Mutex::new(rng), Meters::new(Arc::default()), Bearers::default());
-        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment, traces: None, statistics: None }
+        let (statistics, traces, keep_headers) = (None, None, KeepHeaders::default());
+        Self { store, directory, post, ids, clock, rng, meters, bearers, deployment, statistics, traces, keep_headers }
     }
 
     /// Counts what happens, for the charts.
@@ -98,6 +101,11 @@ impl Carrier {
     /// Counts also by name.
     pub fn with_tops(self, tops: Arc<Tops>) -> Self {
         Self { meters: Meters::new(tops), ..self }
+    }
+
+    /// With the headers of these attempts.
+    pub fn keeping(self, keep_headers: KeepHeaders) -> Self {
+        Self { keep_headers, ..self }
     }
 
     /// Without this nothing is traced.
@@ -148,7 +156,7 @@ impl Carrier {
             policy::judge(&rules.policy, parcel.id.trigger, parcel.progress, &exchange.outcome, times, &mut *rng)
         };
         step!("send.decided");
-        let settled = self.settle(&parcel, &endpoint, &exchange, verdict, times);
+        let settled = self.settle((&parcel, trace), &endpoint, &exchange, verdict, times);
         let told = Told {
             parcel: &parcel,
             verdict: &verdict,
@@ -292,9 +300,33 @@ impl Carrier {
         headers
     }
 
+    /// What went out and what came back, as far as it may be shown. Of the request it is made once more: the same goes in, so
+    /// that the same comes out, and what arrives at once costs nothing.
+    fn kept_headers(
+        &self,
+        (parcel, trace): (&Parcel<Cargo>, Option<&TraceContext>),
+        endpoint: &EndpointEntry,
+        exchange: &Exchange,
+        started: Timestamp,
+    ) -> Bytes {
+        let Some(body) = parcel.cargo.payload.as_ref().filter(|_| endpoint.target.is_ok()) else { return Bytes::new() };
+        let mut sent = self.headers(endpoint, parcel, body, started);
+        add_trace(&mut sent, trace);
+        if endpoint.oauth.is_some() {
+            let mut bearer = HeaderValue::from_static("");
+            bearer.set_sensitive(true);
+            sent.insert(header::AUTHORIZATION, bearer);
+        }
+        let answered = match &exchange.outcome {
+            Outcome::Answered(_) => Some(without_credentials(&exchange.headers, &endpoint.headers)),
+            Outcome::Failed(_) => None,
+        };
+        KeptHeaders::of(&sent, &endpoint.headers, answered.as_ref()).to_bytes()
+    }
+
     fn settle(
         &self,
-        parcel: &Parcel<Cargo>,
+        (parcel, trace): (&Parcel<Cargo>, Option<&TraceContext>),
         endpoint: &EndpointEntry,
         exchange: &Exchange,
         verdict: Verdict,
@@ -303,7 +335,11 @@ impl Carrier {
         let postponed = matches!(verdict.next, Next::Postponed { .. });
         let headers = &endpoint.headers;
         let sent = Sent { url: Arc::clone(&endpoint.shown_url), started, held: parcel.held, exchange, headers };
-        let attempt = (!postponed).then(|| sent.record(verdict));
+        let kept = match self.keep_headers.wants(verdict.class == Class::Delivered) && !postponed {
+            true => self.kept_headers((parcel, trace), endpoint, exchange, started),
+            false => Bytes::new(),
+        };
+        let attempt = (!postponed).then(|| sent.record(verdict, kept));
         if let Some(attempt) = &attempt {
             if let Some(statistics) = &self.statistics {
                 count(statistics, parcel, verdict, attempt, ended);
@@ -409,7 +445,7 @@ struct Sent<'e> {
 }
 
 impl Sent<'_> {
-    fn record(self, verdict: Verdict) -> AttemptRecord {
+    fn record(self, verdict: Verdict, headers: Bytes) -> AttemptRecord {
         AttemptRecord {
             started_at: self.started,
             duration: self.exchange.duration,
@@ -425,6 +461,7 @@ impl Sent<'_> {
             class: verdict.class,
             rule: verdict.rule,
             held: self.held,
+            headers,
         }
     }
 
@@ -457,6 +494,14 @@ fn redacted<'h>(body: &Bytes, headers: impl IntoIterator<Item = &'h HeaderValue>
         }
     }
     body
+}
+
+fn without_credentials(answered: &HeaderMap, own: &HeaderMap) -> HeaderMap {
+    let blotted = |(name, value): (&HeaderName, &HeaderValue)| {
+        let blotted = redacted(&Bytes::copy_from_slice(value.as_bytes()), own.values());
+        (name.clone(), HeaderValue::from_bytes(&blotted).unwrap_or_else(|_| HeaderValue::from_static("")))
+    };
+    answered.iter().map(blotted).collect()
 }
 
 /// That a receiver reads out of `Basic ...`.

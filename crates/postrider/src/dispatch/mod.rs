@@ -23,6 +23,7 @@ use crate::{
     clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
+    kept_headers::KeepHeaders,
     statistics::Statistics,
     tasks::Tasks,
     telemetry::{Tops, Traces},
@@ -238,6 +239,13 @@ impl Dispatch {
     pub fn watched(mut self, tops: Arc<Tops>, traces: Option<Arc<Traces>>) -> Self {
         let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
         self.carrier = Arc::new(carrier.with_tops(tops).with_traces(traces));
+        self
+    }
+
+    /// With the headers of these attempts.
+    pub fn keeping(mut self, keep_headers: KeepHeaders) -> Self {
+        let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
+        self.carrier = Arc::new(carrier.keeping(keep_headers));
         self
     }
 

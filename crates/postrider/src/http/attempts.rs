@@ -14,14 +14,14 @@ use super::{
     time::Time,
     verdict::VerdictOut,
 };
-use crate::{ids::IdCodec, tokens::Capability};
+use crate::{ids::IdCodec, kept_headers::KeptHeaders, tokens::Capability};
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use postrider_engine::{AttemptKey, EndpointKey, MessageKey, Timestamp, Trigger};
 use postrider_store::{Attempt, AttemptFilter, By, Cut, DeliveryState, Endpoint, Message, Order, Page};
 use serde::Serialize;
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::Arc,
 };
 use utoipa::ToSchema;
@@ -34,6 +34,7 @@ pub fn routes() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(list_attempted_messages))
         .routes(routes!(list_attempted_destinations))
         .routes(routes!(get))
+        .routes(routes!(headers))
         .routes(routes!(expunge))
         .routes(routes!(resend))
 }
@@ -231,6 +232,42 @@ async fn get(State(api): State<Arc<Api>>, app: InApp, mut query: Query) -> Resul
     let message = messages::find(&api, &app).await?;
     let attempt = app.store.attempt(&message, attempt_key(&api, &app)?).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &MessageAttemptOut::of(&api.ids, attempt, Detail::WithContent, None)))
+}
+
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct MessageAttemptHeadersOut {
+    sent_headers: BTreeMap<String, String>,
+    /// The names of those that were sent and whose values are not kept.
+    sensitive: Vec<String>,
+    /// Name and value, as they came; null if there was no answer. A value that is not kept is `***`.
+    #[schema(required = false)]
+    response_headers: Option<Vec<(String, String)>>,
+}
+
+impl From<KeptHeaders> for MessageAttemptHeadersOut {
+    fn from(KeptHeaders { sent, hidden, answered }: KeptHeaders) -> Self {
+        Self { sent_headers: sent.into_iter().collect(), sensitive: hidden, response_headers: answered }
+    }
+}
+
+/// Get the headers of an attempt, of its request and its answer.
+///
+/// They are kept of failed attempts, unless `attempt_headers` is set otherwise. Where none are kept all is empty.
+#[utoipa::path(get, path = "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}/headers",
+    operation_id = "v1.message-attempt.get-headers", tag = "Message Attempt",
+    params(
+        ("app_id" = String, Path, description = "The application's id or uid"),
+        ("msg_id" = String, Path, description = "The message's id or eventId"),
+        ("attempt_id" = String, Path, description = "The attempt's id"),
+    ),
+    responses((status = 200, body = MessageAttemptHeadersOut)))]
+async fn headers(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<Response, Error> {
+    query.finish()?;
+    let message = messages::find(&api, &app).await?;
+    let attempt = app.store.attempt(&message, attempt_key(&api, &app)?).await?.ok_or(Error::NotFound)?;
+    let kept = KeptHeaders::read(&attempt.record.headers).unwrap_or_default();
+    Ok(json(StatusCode::OK, &MessageAttemptHeadersOut::from(kept)))
 }
 
 /// Remove what the receiver answered to an attempt, for good.
@@ -512,6 +549,7 @@ mod tests {
                 class: Class::Transient,
                 rule: Rule::ServerError,
                 held: None,
+                headers: Default::default(),
             },
             expunged: false,
             next: None,

@@ -171,6 +171,7 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/app/{app_id}/endpoint/{endpoint_id}/msg", "v1.message-attempt.list-attempted-messages", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/endpoint", "v1.message-attempt.list-attempted-destinations", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}", "v1.message-attempt.get", READ, No),
+    door("GET", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}/headers", "v1.message-attempt.get-headers", READ, No),
     door("DELETE", "/api/v1/app/{app_id}/msg/{msg_id}/attempt/{attempt_id}/content", "v1.message-attempt.expunge-content", MANAGE, Yes),
     door("POST", "/api/v1/app/{app_id}/msg/{msg_id}/endpoint/{endpoint_id}/resend", "v1.message-attempt.resend", REPLAY, Yes),
 

@@ -241,6 +241,7 @@ mod tests {
                 class,
                 rule,
                 held: None,
+                headers: Default::default(),
             },
             expunged: false,
             next: None,

@@ -159,6 +159,7 @@ mod tests {
                 class: Class::Delivered,
                 rule: Rule::Success,
                 held: None,
+                headers: Default::default(),
             },
             expunged: false,
             next: None,
