@@ -209,9 +209,9 @@ pub trait Store: Send + Sync + 'static {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError>;
-    /// The messages of an application that fit, newest first. Stops when it has looked at `look_max` of them, each counted as
+    /// The messages of an application that fit, or of all but the operational one, newest first. Stops when it has looked at `look_max` of them, each counted as
     /// often as it had to be looked how it stands with an endpoint, and says how far it came, so that whoever looks for something rare is answered in time, and can go on.
-    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError>;
+    async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError>;
     /// Counts deliveries by the time their message was accepted.
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError>;
 

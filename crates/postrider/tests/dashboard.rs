@@ -19,6 +19,8 @@ on_both_stores! {
     a_failed_delivery_can_be_understood_and_sent_again,
     some_dead_letters_are_sent_again_at_once,
     messages_are_found_by_how_they_stand,
+    messages_of_all_applications_are_found_by_operators,
+    sending_many_again_is_followed_where_it_was_begun,
     a_form_that_is_not_ours_does_nothing,
     a_token_for_one_application_leads_nowhere_else,
     pages_show_what_one_may_do_and_no_more,
@@ -33,9 +35,10 @@ on_both_stores! {
 }
 
 /// What whoever runs it sees.
-const OF_ALL: [&str; 10] = [
+const OF_ALL: [&str; 11] = [
     "/overview",
     "/apps",
+    "/messages",
     "/event-types",
     "/tasks",
     "/schedule",
@@ -274,6 +277,78 @@ async fn some_dead_letters_are_sent_again_at_once(store: StoreKind) {
     let csrf = visitor.see(&visitor.page("")).await.csrf().to_owned();
     assert_eq!(visitor.send(&deed, &[("csrf", &csrf), ("letter", &chosen(1, 0))]).await.status, 403);
     assert_eq!(visitor.world.status(&messages[1], "shop").await.expect("a status"), "fail");
+}
+
+async fn messages_of_all_applications_are_found_by_operators(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    assert!(visitor.see("/messages").await.text.contains("There are none yet"));
+    let other = visitor.world.client.create("/api/v1/app", &json!({"name": "Other"})).await["id"].clone();
+    let other = other.as_str().expect("an id").to_owned();
+    let first = visitor.world.send_with("order.paid", json!({"tags": ["a"]})).await;
+    let event = json!({"eventType": "order.sent", "eventId": "evt-1", "payload": {}, "tags": ["b"]});
+    let second = visitor.world.client.create(&format!("/api/v1/app/{other}/msg"), &event).await["id"].clone();
+    let second = second.as_str().expect("an id").to_owned();
+    for (query, expected) in [("", [true, true]), ("?tag=a", [true, false]), ("?type=order.sent", [false, true])] {
+        let page = visitor.see(&format!("/messages{query}")).await;
+        assert_eq!([&first, &second].map(|id| page.text.contains(id.as_str())), expected, "{query}: {}", page.text);
+    }
+    let page = visitor.see("/messages").await;
+    assert!(page.text.contains(&format!("href=\"/apps/{other}/messages/{second}\"")), "{}", page.text);
+    assert_eq!(
+        visitor.see(&format!("/messages?id={second}")).await.leads_to(),
+        format!("/apps/{other}/messages/{second}")
+    );
+    for id in ["evt-1", "msg_0123456789012345678901234567"] {
+        let page = visitor.see(&format!("/messages?id={id}")).await;
+        assert!(page.status == 200 && page.text.contains("no message of this id"), "{}", page.text);
+    }
+    assert!(visitor.see("/messages?endpoint=nobody").await.text.contains("no such endpoint"));
+    let found: Value = visitor.world.client.get("/api/v1/message-search?limit=1").await.expect("an answer");
+    assert_eq!((&found["data"][0]["appId"], &found["done"]), (&json!(other), &json!(false)), "{found}");
+    let found: Value = visitor.world.client.get(&format!("/api/v1/message/{first}")).await.expect("an answer");
+    assert_eq!((&found["id"], &found["appId"]), (&json!(first), &json!(visitor.app)), "{found}");
+
+    let made = visitor.world.client.create("/api/v1/auth/app-portal-access/acme", &json!({})).await;
+    let token = made["token"].as_str().expect("a token").to_owned();
+    visitor.sign_in(&token).await;
+    for path in ["/messages".to_owned(), format!("/messages?id={first}")] {
+        assert_eq!(visitor.see(&path).await.status, 403, "{path}");
+    }
+}
+
+async fn sending_many_again_is_followed_where_it_was_begun(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    visitor.world.receiver.always("/shop", Answer::Status(400));
+    visitor.world.endpoint("/shop", json!({})).await;
+    for _ in 0..3 {
+        let message = visitor.world.send("order.paid").await;
+        assert_eq!(visitor.world.end(&message, "shop").await.0, "fail");
+    }
+    let here = visitor.page("/dead-letters");
+    let before = visitor.see(&here).await;
+    assert!(!before.text.contains("What is under way"));
+    let csrf = before.csrf().to_owned();
+    visitor.world.receiver.always("/shop", Answer::Status(204));
+    let begun = visitor.send(&format!("{here}/replay"), &[("csrf", &csrf)]).await;
+    assert_eq!(begun.status, 303, "{}", begun.text);
+    let place = begun.leads_to().to_owned();
+    assert!(place.starts_with(&format!("{here}?task=qtask_")), "{place}");
+    let page = support::eventually("all of them to be sent", async || {
+        let page = visitor.see(&place).await;
+        page.text.contains("3 sent again").then_some(page)
+    })
+    .await;
+    assert!(page.text.contains("3 of 3") && page.text.contains("finished"), "{}", page.text);
+    assert!(!page.text.contains("data-refresh"), "there is nothing more to wait for");
+    let task = place.split("task=").nth(1).and_then(|rest| rest.split('&').next()).expect("its id").to_owned();
+    let ended = visitor.send(&format!("{here}/tasks/{task}/cancel"), &[("csrf", &csrf)]).await;
+    assert_eq!(ended.status, 303, "{}", ended.text);
+    assert!(visitor.see(ended.leads_to()).await.text.contains("3 sent again"), "what it has done stays done");
+    assert_eq!(visitor.see(&format!("{here}?task=nonsense")).await.status, 200);
 }
 
 async fn messages_are_found_by_how_they_stand(store: StoreKind) {

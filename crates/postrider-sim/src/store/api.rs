@@ -419,7 +419,7 @@ impl Store for SimStore {
         self.node.read(|state| history::messages_of_endpoint(&state.tables, lane, &filter, &states, &page)).await
     }
 
-    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError> {
+    async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError> {
         self.node.read(|state| history::search(&state.tables, app, &search)).await
     }
 

@@ -11,7 +11,7 @@ use postrider_engine::{
 };
 use postrider_store::{
     Attempt, AttemptFilter, AttemptsOf, By, Content, DeadFilter, DeadKey, DeadLetter, DeliveryState, Message,
-    MessageFilter, Page, Search, Searched, StateKind, Stats,
+    MessageFilter, OPERATIONAL, Page, Search, Searched, StateKind, Stats,
 };
 use std::collections::BTreeMap;
 
@@ -61,9 +61,10 @@ pub fn messages_of_endpoint(
     found.into_iter().map(|(_, row)| (row.message(), state(tables, row, endpoint))).collect()
 }
 
-pub fn search(tables: &Tables, app: AppKey, search: &Search) -> Searched {
+pub fn search(tables: &Tables, app: Option<AppKey>, search: &Search) -> Searched {
     let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
-    for (key, row) in tables.messages.iter().rev().filter(|(_, row)| row.app == app) {
+    let is_meant = |row: &MessageRow| app.map_or(row.app != OPERATIONAL, |app| row.app == app);
+    for (key, row) in tables.messages.iter().rev().filter(|(_, row)| is_meant(row)) {
         if !is_in_time(&search.filter, key.raw()) || search.past.is_some_and(|past| *key >= past) {
             continue;
         }

@@ -265,7 +265,7 @@ pub async fn a_search_finds_by_state_and_endpoint<H: Harness>() {
         (Some(other), vec![StateKind::Pending], vec![5, 4, 3, 2, 1, 0]),
     ] {
         let search = Search { endpoint, states: states.clone(), limit: 50, look_max: 50, ..Search::default() };
-        let searched = stage.store().search(stage.app, search).await.unwrap();
+        let searched = stage.store().search(Some(stage.app), search).await.unwrap();
         let found: Vec<_> = searched.found.iter().map(|(message, _)| message.key).collect();
         let expected: Vec<_> = expected.into_iter().map(|index: usize| all[index]).collect();
         assert_eq!((found, searched.until), (expected, None), "{endpoint:?} {states:?}");
@@ -292,7 +292,7 @@ pub async fn a_search_says_how_far_it_looked<H: Harness>() {
         let mut search = Search { filter: filter.clone(), limit, look_max, ..Search::default() };
         let (mut found, mut looks) = (Vec::new(), 0);
         loop {
-            let searched = stage.store().search(stage.app, search.clone()).await.unwrap();
+            let searched = stage.store().search(Some(stage.app), search.clone()).await.unwrap();
             assert!(searched.found.len() <= limit);
             found.extend(searched.found.into_iter().map(|(message, _)| message.key));
             looks += 1;
@@ -306,12 +306,47 @@ pub async fn a_search_says_how_far_it_looked<H: Harness>() {
     let two = Stage::<H>::set(2).await;
     two.accept_many(4, START).await;
     let search = Search { states: vec![StateKind::Dead], limit: 50, look_max: 4, ..Search::default() };
-    let searched = two.store().search(two.app, search).await.unwrap();
+    let searched = two.store().search(Some(two.app), search).await.unwrap();
     assert!(searched.until.is_some(), "four messages for two endpoints each are more than four looks");
     let within = MessageFilter { after: Some(at(5 * HOUR)), before: Some(at(15 * HOUR)), ..filter };
     let search = Search { filter: within, limit: 50, look_max: 50, ..Search::default() };
-    let searched = stage.store().search(stage.app, search).await.unwrap();
+    let searched = stage.store().search(Some(stage.app), search).await.unwrap();
     assert_eq!(searched.found.into_iter().map(|(message, _)| message.key).collect::<Vec<_>>(), [rare[1]]);
+}
+
+pub async fn a_search_goes_over_all_applications_but_the_operational_one<H: Harness>() {
+    let stage = Stage::<H>::set(1).await;
+    let store = stage.store();
+    let other = add_application(store, None).await.key;
+    store.put_application(application(OPERATIONAL, None), Expect::Absent, None).await.expect("it is put");
+    let mut all = Vec::new();
+    for (hour, app) in [stage.app, other, OPERATIONAL, stage.app, other].into_iter().enumerate() {
+        let owed = if app == stage.app { stage.endpoints.clone() } else { Vec::new() };
+        let new = NewMessage { owed, ..message(app, at(hour as i64 * HOUR)) };
+        all.push((app, accept(store, new).await));
+    }
+    all.reverse();
+    let of = |app: Option<AppKey>| {
+        let kept = all.iter().filter(move |(of, _)| app.map_or(*of != OPERATIONAL, |app| *of == app));
+        kept.map(|(_, key)| *key).collect::<Vec<_>>()
+    };
+    for (app, limit, look_max) in [(None, 50, 50), (None, 1, 50), (None, 50, 2), (Some(other), 50, 1)] {
+        let mut search = Search { limit, look_max, ..Search::default() };
+        let mut found = Vec::new();
+        loop {
+            let searched = store.search(app, search.clone()).await.unwrap();
+            found.extend(searched.found.into_iter().map(|(message, _)| message.key));
+            let Some(until) = searched.until else { break };
+            search.past = Some(until);
+        }
+        assert_eq!(found, of(app), "{app:?} {limit} {look_max}");
+    }
+    let sent = Search { states: vec![StateKind::Pending], limit: 50, look_max: 50, ..Search::default() };
+    let found = store.search(None, sent).await.unwrap().found;
+    assert!(
+        found.iter().all(|(message, _)| message.app == stage.app) && found.len() == 2,
+        "what is owed to nobody is not pending"
+    );
 }
 
 pub async fn a_message_belongs_to_its_application<H: Harness>() {

@@ -190,6 +190,7 @@ macro_rules! conformance {
                 messages_of_an_endpoint_are_listed_with_their_states
                 a_search_finds_by_state_and_endpoint
                 a_search_says_how_far_it_looked
+                a_search_goes_over_all_applications_but_the_operational_one
                 a_message_belongs_to_its_application
                 statistics_look_at_the_time_of_acceptance
                 an_expunged_payload_is_gone_for_good

@@ -6,8 +6,8 @@
 
 use super::{Db, Result, count, one, recover, row, rows, settings::limit, small};
 use crate::{
-    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Cut, DeliveryState, Message, MessageFilter, Order, Page,
-    Search, Searched, StateKind, Stats,
+    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Cut, DeliveryState, Message, MessageFilter, OPERATIONAL,
+    Order, Page, Search, Searched, StateKind, Stats,
     rows::{
         codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_code, trigger_of},
         extra::{Extra, content},
@@ -368,12 +368,22 @@ pub async fn messages_of_endpoint(
     Ok(in_list_order(page, read_messages(db, &keys).await?.into_iter().zip(states).collect()))
 }
 
-pub async fn search(db: &Db, app: AppKey, search: &Search) -> Result<Searched> {
+pub async fn search(db: &Db, app: Option<AppKey>, search: &Search) -> Result<Searched> {
     let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
     let mut span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
     let (mut found, mut looked) = (Vec::new(), 0);
-    let sql = "SELECT key, event_type, owed, extra FROM message
-               WHERE app = $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4";
+    let (sql, app) = match app {
+        Some(app) => (
+            "SELECT key, event_type, owed, extra FROM message
+             WHERE app = $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4",
+            app,
+        ),
+        None => (
+            "SELECT key, event_type, owed, extra FROM message
+             WHERE app <> $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4",
+            OPERATIONAL,
+        ),
+    };
     while looked < search.look_max {
         let step = SIFT_STEP.min(search.look_max - looked);
         let stretch = rows(db, sql, &[&app.raw(), &span.low, &span.high, &limit(step)]).await?;

@@ -576,7 +576,7 @@ impl Store for PostgresStore {
             .await
     }
 
-    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError> {
+    async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError> {
         self.searchers.snapshot(move |db| Box::pin(async move { history::search(db, app, &search).await })).await
     }
 

@@ -5,8 +5,8 @@ use super::{
     pieces::{Piece, first_key_at, piece_of, time_of_key},
 };
 use crate::{
-    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, Cut, DeliveryState, Message, MessageFilter, Order,
-    Page, Search, Searched, StateKind, Stats,
+    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, Cut, DeliveryState, Message, MessageFilter,
+    OPERATIONAL, Order, Page, Search, Searched, StateKind, Stats,
     rows::{
         codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
         extra::content,
@@ -284,16 +284,31 @@ pub fn messages_of_endpoint(
     Ok(in_list_order(page, found))
 }
 
-pub fn search(connection: &Connection, pieces: &[Piece], app: AppKey, search: &Search) -> rusqlite::Result<Searched> {
+pub fn search(
+    connection: &Connection,
+    pieces: &[Piece],
+    app: Option<AppKey>,
+    search: &Search,
+) -> rusqlite::Result<Searched> {
     let snapshot = connection.unchecked_transaction()?;
     let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
     let span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
     let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
+    // Written out, so that either is read along its index.
+    let (sql, app) = match app {
+        Some(app) => (
+            "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
+             WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC",
+            app,
+        ),
+        None => (
+            "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
+             WHERE +app <> ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC",
+            OPERATIONAL,
+        ),
+    };
     for piece in in_reading_order(pieces, &span) {
-        let sql = format!(
-            "SELECT {MESSAGE_COLUMNS} FROM message_{{n}} WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC"
-        );
-        let mut select = piece.prepare(&snapshot, &sql)?;
+        let mut select = piece.prepare(&snapshot, sql)?;
         let mut rows = select.query((app.raw(), span.low, span.high))?;
         while let Some(row) = rows.next()? {
             if found.len() == search.limit || looked >= search.look_max {

@@ -622,7 +622,7 @@ impl Store for SqliteStore {
             .await
     }
 
-    async fn search(&self, app: AppKey, search: Search) -> Result<Searched, StoreError> {
+    async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError> {
         self.searchers.run(move |connection, pieces| history::search(connection, pieces, app, &search)).await
     }
 

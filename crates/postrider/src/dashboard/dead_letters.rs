@@ -2,10 +2,11 @@
 
 use super::{
     Site,
-    frame::{Frame, moment, page, to},
+    frame::{Frame, moment, page, to, tone},
     inside::{Fault, Path},
     message::Attempt,
     session::{Fields, Sent, Session},
+    tasks::Task,
 };
 use askama::Template;
 use axum::{
@@ -25,6 +26,7 @@ pub fn routes() -> Router<Arc<Site>> {
         .route("/apps/{app}/dead-letters", get(show))
         .route("/apps/{app}/dead-letters/replay", get(ask).post(replay_all))
         .route("/apps/{app}/dead-letters/replay-selected", post(replay_selected))
+        .route("/apps/{app}/dead-letters/tasks/{task}/cancel", post(cancel))
         .route("/apps/{app}/dead-letters/{message}/{endpoint}/replay", post(replay))
 }
 
@@ -67,6 +69,8 @@ struct DeadLettersPage {
     /// All of this page are ticked already.
     is_all_ticked: bool,
     count: Count,
+    /// What is being sent again, and the task that was just begun or ended.
+    tasks: Vec<Task>,
     /// This page, with all of it ticked.
     ticked: Path,
     next: Option<Path>,
@@ -90,6 +94,7 @@ async fn show(
         true => Count { count: list.data.len() as u64, capped: false },
         false => site.inside.get(&session, &filtered(Count::of(&app), names)).await?,
     };
+    let tasks = tasks(&site, &session, &app, query.get("task")).await?;
     let page_from = |iterator: Option<&str>| {
         let path = Path::page(&["apps", &app, "dead-letters"]).with("iterator", iterator);
         filtered(path, ["endpoint", "type", "reason"])
@@ -106,9 +111,42 @@ async fn show(
         letters: list.data,
         is_all_ticked: query.get("tick") == Some("all"),
         count,
+        tasks,
         ticked,
         next,
     }))
+}
+
+/// Those of this application that run, and the one that is asked for.
+async fn tasks(site: &Site, session: &Session, app: &str, chosen: Option<&str>) -> Result<Vec<Task>, Fault> {
+    let running = Path::api(&["background-task"])
+        .with("status", Some("running"))
+        .with("task", Some("all"))
+        .with("limit", Some("250"));
+    let mut tasks = site.inside.list::<Task>(session, &running).await?.data;
+    tasks.retain(|task| task.data.app_id.as_deref() == Some(app));
+    if let Some(chosen) = chosen.filter(|chosen| tasks.iter().all(|task| task.id != **chosen)) {
+        match site.inside.get::<Task>(session, &Path::api(&["background-task", chosen])).await {
+            Ok(task) if task.data.app_id.as_deref() == Some(app) => tasks.push(task),
+            Ok(_) | Err(Fault::Refused { status: StatusCode::NOT_FOUND, .. }) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(tasks)
+}
+
+fn is_any_running(tasks: &[Task]) -> bool {
+    tasks.iter().any(|task| task.status == "running")
+}
+
+async fn cancel(
+    State(site): State<Arc<Site>>,
+    Named((app, task)): Named<(String, String)>,
+    Sent { session, .. }: Sent,
+) -> Result<Response, Fault> {
+    site.inside.post(&session, &Path::api(&["background-task", &task, "cancel"]), None).await?;
+    let here = Path::page(&["apps", &app, "dead-letters"]);
+    Ok(to(&here.with("task", Some(&task)).with("done", Some("ended"))))
 }
 
 async fn replay(
@@ -232,6 +270,15 @@ async fn replay_all(
         wanted.insert("eventTypes".to_owned(), event_type.split(',').map(str::trim).collect());
     }
     let path = Path::api(&["app", &app, "dead-letter", "replay"]);
-    site.inside.post(&session, &path, Some(Value::Object(wanted))).await?;
-    Ok(to(&Path::page(&["apps", &app, "dead-letters"]).with("done", Some("replaying"))))
+    let taken = (session.token(), session.peer());
+    let answer = site.inside.call(taken, Method::POST, &path, Some(Value::Object(wanted))).await?;
+    let task = serde_json::from_slice::<Taken>(&answer).map_err(|_| Fault::unknown())?;
+    let here = Path::page(&["apps", &app, "dead-letters"]);
+    Ok(to(&here.with("task", Some(&task.id)).with("done", Some("replaying"))))
+}
+
+/// Work that was taken on.
+#[derive(Deserialize)]
+struct Taken {
+    id: String,
 }

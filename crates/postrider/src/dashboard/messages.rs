@@ -1,4 +1,4 @@
-//! The messages of an application, newest first, and looking for some of them.
+//! The messages of an application, or of all, newest first, and looking for some of them.
 
 use super::{
     Site,
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use std::{collections::BTreeMap, sync::Arc};
 
 pub fn routes() -> Router<Arc<Site>> {
-    Router::new().route("/apps/{app}/messages", get(show))
+    Router::new().route("/apps/{app}/messages", get(show)).route("/messages", get(show_all))
 }
 
 #[derive(Default, Deserialize)]
@@ -42,6 +42,7 @@ struct Standing {
 #[serde(rename_all = "camelCase")]
 struct Listed {
     id: String,
+    app_id: String,
     event_type: String,
     event_id: Option<String>,
     #[serde(default)]
@@ -55,7 +56,8 @@ struct Listed {
 #[template(path = "messages.html")]
 struct MessagesPage {
     frame: Frame,
-    app: String,
+    /// `None`: those of all.
+    app: Option<String>,
     asked: Asked,
     /// To choose from.
     endpoints: Vec<Endpoint>,
@@ -134,14 +136,38 @@ async fn show(
     if let Some(id) = query.get("id") {
         return Ok(to(&Path::page(&["apps", &app, "messages", id])));
     }
-    let asked = Asked::of(&query);
-    let wanted = Path::api(&["app", &app, "message-search"])
-        .with("limit", Some("50"))
-        .with("with_content", Some("false"))
-        .with("iterator", query.get("iterator"));
     let some = Path::api(&["app", &app, "endpoint"]).with("limit", Some("100"));
     let endpoints = site.inside.list::<Endpoint>(&session, &some).await?.data;
-    let (found, fault) = match site.inside.get::<Found>(&session, &asked.of_api(wanted)).await {
+    let (api, here) = (Path::api(&["app", &app, "message-search"]), Path::page(&["apps", &app, "messages"]));
+    list(&site, &session, (Some(app), endpoints), (api, here), &query).await
+}
+
+async fn show_all(State(site): State<Arc<Site>>, session: Session, query: Fields) -> Result<Response, Fault> {
+    let (api, here) = (Path::api(&["message-search"]), Path::page(&["messages"]));
+    let Some(id) = query.get("id") else { return list(&site, &session, (None, Vec::new()), (api, here), &query).await };
+    match site.inside.get::<Listed>(&session, &Path::api(&["message", id])).await {
+        Ok(found) => Ok(to(&Path::page(&["apps", &found.app_id, "messages", &found.id]))),
+        Err(Fault::Refused { status: StatusCode::NOT_FOUND, .. }) => {
+            let fault = "There is no message of this id. An event id is known within its application: look there.";
+            let (frame, asked) = (Frame::new(&session), Asked::of(&query));
+            let (endpoints, found, fault) = (Vec::new(), Found::default(), Some(fault.to_owned()));
+            Ok(page(&MessagesPage { frame, app: None, asked, endpoints, fault, found, next: None }))
+        }
+        Err(other) => Err(other),
+    }
+}
+
+async fn list(
+    site: &Site,
+    session: &Session,
+    (app, endpoints): (Option<String>, Vec<Endpoint>),
+    (api, here): (Path, Path),
+    query: &Fields,
+) -> Result<Response, Fault> {
+    let asked = Asked::of(query);
+    let wanted =
+        api.with("limit", Some("50")).with("with_content", Some("false")).with("iterator", query.get("iterator"));
+    let (found, fault) = match site.inside.get::<Found>(session, &asked.of_api(wanted)).await {
         Ok(found) => (found, None),
         Err(Fault::Refused { status: StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, detail }) => {
             (Found::default(), Some(detail))
@@ -151,11 +177,8 @@ async fn show(
         }
         Err(other) => return Err(other),
     };
-    let next = found
-        .iterator
-        .as_deref()
-        .map(|iterator| asked.on_page(Path::page(&["apps", &app, "messages"])).with("iterator", Some(iterator)));
-    Ok(page(&MessagesPage { frame: Frame::new(&session), app, asked, endpoints, fault, found, next }))
+    let next = found.iterator.as_deref().map(|iterator| asked.on_page(here).with("iterator", Some(iterator)));
+    Ok(page(&MessagesPage { frame: Frame::new(session), app, asked, endpoints, fault, found, next }))
 }
 
 // Templates hand over references to references.

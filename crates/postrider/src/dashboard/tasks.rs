@@ -22,18 +22,20 @@ pub fn routes() -> Router<Arc<Site>> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Task {
-    id: String,
-    status: String,
-    task: String,
-    data: Data,
-    updated_at: String,
+pub struct Task {
+    pub id: String,
+    pub status: String,
+    pub task: String,
+    pub data: Data,
+    pub updated_at: String,
 }
 
 #[derive(Deserialize)]
-struct Data {
-    done: u64,
-    total: Option<u64>,
+pub struct Data {
+    #[serde(rename = "appId")]
+    pub app_id: Option<String>,
+    pub done: u64,
+    pub total: Option<u64>,
     #[serde(default)]
     canceled: bool,
     messages_sent: Option<u64>,
@@ -43,7 +45,7 @@ struct Data {
 
 impl Task {
     /// What it does. A type of a later version is shown as it is called.
-    fn words(&self) -> &str {
+    pub fn words(&self) -> &str {
         match &*self.task {
             "endpoint.recover" => "Send again what was given up",
             "endpoint.replay" => "Send what an endpoint has not got",
@@ -57,14 +59,14 @@ impl Task {
         }
     }
 
-    fn changed(&self) -> String {
+    pub fn changed(&self) -> String {
         let Data { messages_sent, messages_purged, messages_canceled, .. } = &self.data;
         let told = [(messages_sent, "sent again"), (messages_purged, "expunged"), (messages_canceled, "called back")];
         let told = told.into_iter().filter_map(|(count, words)| Some(format!("{} {words}", (*count)?)));
         told.collect::<Vec<_>>().join(", ")
     }
 
-    fn state(&self) -> &str {
+    pub fn state(&self) -> &str {
         if self.data.canceled { "ended early" } else { &self.status }
     }
 }

@@ -53,6 +53,9 @@ pub struct BackgroundTaskOut {
 /// How far it has come. The names with underscores are the contract's.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DataOut {
+    /// The application that it is about; absent if it is about all.
+    #[serde(rename = "appId", skip_serializing_if = "Option::is_none")]
+    app_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     endp_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +174,7 @@ impl DataOut {
         let moment = |millis: i64| Some(Time(Timestamp::from_millis(millis)));
         let endpoint = |raw: i64| Some(ids.id_of(EndpointKey::new(raw)));
         let mut data = Self {
+            app_id: Some(task.app).filter(|app| *app != EVERYBODY).map(|app| ids.id_of(app)),
             endp_id: None,
             since: None,
             until: None,
@@ -340,3 +344,6 @@ async fn cancel(State(api): State<Arc<Api>>, named: Named, query: Query, _: NoBo
     let task = named.caller.tasks(&api).cancel(named.task.key, (api.clock)()).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &BackgroundTaskOut::of(&api.ids, task)))
 }
+
+/// A task that is about all applications belongs to none.
+const EVERYBODY: AppKey = AppKey::new(0);

@@ -159,6 +159,8 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),
     door("GET", "/api/v1/app/{app_id}/msg", "v1.message.list", READ, No),
     door("GET", "/api/v1/app/{app_id}/message-search", "v1.message.search", READ, No),
+    door("GET", "/api/v1/message-search", "v1.message.search-all", READ, No),
+    door("GET", "/api/v1/message/{msg_id}", "v1.message.find", READ, No),
     door("GET", "/api/v1/app/{app_id}/msg/{msg_id}", "v1.message.get", READ, No),
     door("POST", "/api/v1/app/{app_id}/msg/{msg_id}/cancel", "v1.message.cancel", MANAGE, Yes),
     door("DELETE", "/api/v1/app/{app_id}/msg/{msg_id}/content", "v1.message.expunge-content", MANAGE, Yes),

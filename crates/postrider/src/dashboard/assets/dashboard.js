@@ -51,6 +51,17 @@ function load(path) {
   });
 }
 
+/** Shows how far something has come, until it has ended. */
+async function follow(place) {
+  if (!place?.hasAttribute("data-refresh")) return;
+  await new Promise((done) => setTimeout(done, 1500));
+  const drawn = document.hidden ? null : (await load(location.href))?.getElementById(place.id);
+  if (drawn) place.replaceWith(document.adoptNode(drawn));
+  follow(drawn ?? place);
+}
+
+for (const place of document.querySelectorAll("[data-refresh]")) follow(place);
+
 /** Draws the preview anew while its form is being edited. */
 for (const form of document.querySelectorAll("form[data-preview]")) {
   let waiting, latest = 0;

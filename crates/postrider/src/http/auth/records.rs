@@ -182,7 +182,7 @@ impl Tenant {
     }
 
     pub async fn search(&self, search: Search) -> Result<Searched, StoreError> {
-        self.store.search(self.app, search).await
+        self.store.search(Some(self.app), search).await
     }
 
     pub async fn deliveries(&self, message: &Message) -> Result<Vec<(EndpointKey, DeliveryState)>, StoreError> {
