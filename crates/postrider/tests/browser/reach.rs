@@ -1,6 +1,11 @@
 //! Pages for small screens and without a mouse; and choosing among dead letters.
 
-use crate::{World, answer, at, driver::told_by, signed_in, support::world::hasty};
+use crate::{
+    World, answer, at,
+    driver::told_by,
+    signed_in,
+    support::{self, world::hasty},
+};
 use fantoccini::{Locator, key::Key};
 use serde_json::json;
 
@@ -71,6 +76,12 @@ async fn ticked_dead_letters_are_sent_again() {
     assert_eq!(world.end(&letters[0], "mail").await.0, "success");
     assert_eq!(world.end(&letters[1], "mail").await.0, "success");
     assert_eq!(world.end(&letters[2], "mail").await.0, "fail");
+    // What is followed is drawn anew until it has ended.
+    browser.go(&at(&world, &format!("/apps/{app}/dead-letters"))).await;
+    let stale = "const place = document.getElementById('tasks'); place.append('out of date'); \
+                 place.setAttribute('data-refresh', ''); follow(place)";
+    told_by(&browser, stale).await;
+    support::eventually("the new state", async || (!browser.text().await.contains("out of date")).then_some(())).await;
     browser.go(&at(&world, &format!("/apps/{app}/messages"))).await;
     browser
         .client
