@@ -66,7 +66,7 @@
 //!
 //! Through the `metrics` crate, by `source`: `postrider_inbox_accepted_total`, `_duplicates_total`, `_refused_total` (with
 //! `reason`), `_processed_total`, `_failed_total`, `_dead_total`, `_leases_lost_total`, `_gaps_total`, `_skipped_total`,
-//! `_out_of_order_total`. And of the whole inbox: `postrider_inbox_queued`, `_queued_bytes`, `_dead`, `_lag_seconds`.
+//! `_out_of_order_total`, and of `process` `_effects_total` and `_effects_seen_total`. And of the whole inbox: `postrider_inbox_queued`, `_queued_bytes`, `_dead`, `_lag_seconds`.
 
 #[cfg(feature = "axum")]
 pub mod axum;

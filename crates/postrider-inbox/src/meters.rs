@@ -48,6 +48,18 @@ pub(crate) fn lease_lost(source: &str) {
     metrics::counter!("postrider_inbox_leases_lost_total", "source" => source.to_owned()).increment(1);
 }
 
+/// An effect in a caller's transaction, before that commits.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn effect<T>(source: &str, processed: &crate::Processed<T>) {
+    let source = source.to_owned();
+    match processed {
+        crate::Processed::Ran(_) => metrics::counter!("postrider_inbox_effects_total", "source" => source).increment(1),
+        crate::Processed::SeenBefore => {
+            metrics::counter!("postrider_inbox_effects_seen_total", "source" => source).increment(1);
+        }
+    }
+}
+
 pub(crate) fn standing(standing: &Standing, now: Timestamp) {
     metrics::gauge!("postrider_inbox_queued").set(standing.queued as f64);
     metrics::gauge!("postrider_inbox_queued_bytes").set(standing.queued_bytes as f64);

@@ -44,9 +44,9 @@ pub struct Retry {
 }
 
 impl Default for Retry {
-    /// Ten attempts over about half an hour.
+    /// Ten attempts; the waits between them add up to half an hour at most.
     fn default() -> Self {
-        Self { attempts_max: 10, delay_first: Duration::from_secs(5), delay_max: Duration::from_mins(10) }
+        Self { attempts_max: 10, delay_first: Duration::from_secs(5), delay_max: Duration::from_mins(9) }
     }
 }
 

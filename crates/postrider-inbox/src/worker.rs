@@ -124,7 +124,13 @@ impl<S: Store> Worker<S> {
         loop {
             let free = settings.concurrency - running.len();
             if free > 0 {
-                match inbox.inside.store.claim(free, settings.lease, inbox.inside.clock.now()).await {
+                // A store that does not answer keeps nobody from stopping. What it claims after that is due with its lease.
+                let claimed = tokio::select! {
+                    biased;
+                    () = &mut stop => break,
+                    claimed = inbox.inside.store.claim(free, settings.lease, inbox.inside.clock.now()) => claimed,
+                };
+                match claimed {
                     Ok(claims) => {
                         is_store_out = false;
                         for claim in claims {

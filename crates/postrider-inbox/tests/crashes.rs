@@ -221,19 +221,18 @@ fn kill_at(shop: &Shop, mark: Mark) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut told = Vec::new();
-    for line in lines.map_while(Result::ok) {
+    let is_reached = lines.any(|line| {
         // The test harness writes its own words in front of it.
-        if line.ends_with(REACHED) {
-            // SIGKILL.
-            victim.kill().unwrap();
-            victim.wait().unwrap();
-            return;
-        }
+        let is_mark = line.ends_with(REACHED);
         told.push(line);
-    }
-    panic!("the victim ended by itself:\n{}", told.join("\n"));
+        is_mark
+    });
+    // SIGKILL.
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert!(is_reached, "the victim ended by itself:\n{}", told.join("\n"));
 }
 
 async fn redeliver(shop: &Shop) -> Outcome {
@@ -284,7 +283,7 @@ impl Shop {
     async fn fresh(kind: Kind) -> Self {
         let site = Arc::new(Site::fresh(kind).await);
         match kind {
-            Kind::Sqlite => drop(Connection::open(&site.address).unwrap().execute_batch(TABLE).unwrap()),
+            Kind::Sqlite => Connection::open(&site.address).unwrap().execute_batch(TABLE).unwrap(),
             Kind::Postgres => connect(&site.address).await.batch_execute(TABLE).await.unwrap(),
             Kind::Memory | Kind::Redis => {}
         }

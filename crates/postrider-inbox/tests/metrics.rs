@@ -5,8 +5,10 @@ mod common;
 use std::{collections::BTreeMap, time::Duration};
 
 use common::*;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use postrider_inbox::{Event, Failure, Inbox, InboxSettings, Limits, MemoryStore, Retry, Worker, WorkerSettings};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use postrider_inbox::{
+    Event, Failure, Inbox, InboxSettings, Limits, MemoryStore, Retry, Worker, WorkerSettings, rusqlite, sqlite,
+};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -49,21 +51,7 @@ async fn everything_that_happens_is_counted() {
     clock.advance(Duration::from_secs(60));
     inbox.standing().await.unwrap();
 
-    let counted: BTreeMap<String, f64> = snapshotter
-        .snapshot()
-        .into_vec()
-        .into_iter()
-        .map(|(key, _, _, value)| {
-            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-            let value = match value {
-                DebugValue::Counter(count) => count as f64,
-                DebugValue::Gauge(value) => value.into_inner(),
-                DebugValue::Histogram(_) => unreachable!("there is none"),
-            };
-            let name = key.key().name().trim_start_matches("postrider_inbox_");
-            (format!("{name} {}", labels.join(" ")).trim().to_owned(), value)
-        })
-        .collect();
+    let counted = counted(&snapshotter);
     let lag = counted["lag_seconds"];
     assert!((55.0..60.0).contains(&lag), "due again within five seconds, a minute ago: {lag}");
     let expected = [
@@ -85,4 +73,38 @@ async fn everything_that_happens_is_counted() {
         ("skipped_total source=shop", 2.0),
     ];
     assert_eq!(counted, expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
+}
+
+#[test]
+fn effects_in_a_transaction_are_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let mut shop = rusqlite::Connection::open_in_memory().unwrap();
+    sqlite::migrate(&shop).unwrap();
+    for _ in 0..3 {
+        let mut tx = shop.transaction().unwrap();
+        sqlite::process(&mut tx, &key("a"), at(0), |_| Ok::<_, rusqlite::Error>(())).unwrap();
+        tx.commit().unwrap();
+    }
+    let expected = [("effects_total source=shop", 1.0), ("effects_seen_total source=shop", 2.0)];
+    assert_eq!(counted(&snapshotter), expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
+}
+
+fn counted(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    snapshotter
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, _, _, value)| {
+            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let value = match value {
+                DebugValue::Counter(count) => count as f64,
+                DebugValue::Gauge(value) => value.into_inner(),
+                DebugValue::Histogram(_) => unreachable!("there is none"),
+            };
+            let name = key.key().name().trim_start_matches("postrider_inbox_");
+            (format!("{name} {}", labels.join(" ")).trim().to_owned(), value)
+        })
+        .collect()
 }

@@ -3,7 +3,7 @@
 use tokio_postgres::Transaction;
 
 use super::PostgresStore;
-use crate::{EventKey, Inbox, Processed, Timestamp};
+use crate::{EventKey, Inbox, Processed, Timestamp, meters};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError<E> {
@@ -33,6 +33,17 @@ impl Inbox<PostgresStore> {
 
 /// As [`Inbox::process`], where the queue is elsewhere or there is none. [`migrate`](super::migrate) makes the table.
 pub async fn process<T, E>(
+    tx: &mut Transaction<'_>,
+    key: &EventKey,
+    now: Timestamp,
+    effect: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<T, E>,
+) -> Result<Processed<T>, ProcessError<E>> {
+    let processed = process_within(tx, key, now, effect).await?;
+    meters::effect(key.source.as_str(), &processed);
+    Ok(processed)
+}
+
+async fn process_within<T, E>(
     tx: &mut Transaction<'_>,
     key: &EventKey,
     now: Timestamp,

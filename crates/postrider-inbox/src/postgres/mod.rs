@@ -309,7 +309,9 @@ async fn arrive(tx: &Transaction<'_>, event: &Event, place: &Place) -> Result<Ar
     let arrival = track.arrive(place.number);
     query(
         tx,
-        "UPDATE postrider_inbox_sequences SET track = $3, at = $4 WHERE source = $1 AND ordering_key = $2",
+        // It may have been forgotten while this waited for it.
+        "INSERT INTO postrider_inbox_sequences (source, ordering_key, track, at) VALUES ($1, $2, $3, $4)
+         ON CONFLICT (source, ordering_key) DO UPDATE SET track = $3, at = $4",
         &[&source, ordering_key, &track.to_string(), &event.received_at.as_millis()],
     )
     .await?;

@@ -3,7 +3,7 @@
 use rusqlite::{Transaction, params};
 
 use super::SqliteStore;
-use crate::{EventKey, Inbox, Processed, Timestamp};
+use crate::{EventKey, Inbox, Processed, Timestamp, meters};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError<E> {
@@ -70,7 +70,7 @@ pub fn process<T, E>(
         Err(_) => "ROLLBACK TO postrider_inbox_effect; RELEASE postrider_inbox_effect",
     };
     match (tx.execute_batch(end), result) {
-        (Ok(()), result) => result,
+        (Ok(()), result) => result.inspect(|processed| meters::effect(key.source.as_str(), processed)),
         (Err(_), Err(error)) => Err(error),
         (Err(error), Ok(_)) => Err(ProcessError::Record(error)),
     }
