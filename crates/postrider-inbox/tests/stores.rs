@@ -30,6 +30,7 @@ on_every_store![
     a_full_inbox_takes_nothing_new_in,
     a_full_inbox_answers_429,
     the_bound_on_bytes_holds,
+    the_bound_holds_for_many_at_the_same_instant,
     a_redelivery_after_six_days_is_recognised,
     after_its_retention_an_event_is_forgotten,
     cleaning_goes_in_pieces_and_leaves_the_rest,
@@ -237,6 +238,7 @@ async fn dead_events_are_listed_in_pages(site: Site) {
             }
             assert!(more.len() <= page);
             listed.extend(more);
+            assert!(listed.len() <= 5, "a page begins where the one before ended");
         }
         let found: Vec<_> = listed.iter().map(|dead| dead.event.key.id.as_str()).collect();
         assert_eq!(found, ["e", "a", "b", "c", "d"], "pages of {page}");
@@ -328,6 +330,25 @@ async fn the_bound_on_bytes_holds(site: Site) {
         assert_eq!(store.record(&sized(id, size), limits).await.unwrap(), expected, "{id} of {size} bytes");
     }
     assert_eq!(store.standing().await.unwrap().queued_bytes, 100);
+}
+
+async fn the_bound_holds_for_many_at_the_same_instant(site: Site) {
+    let store = site.open().await;
+    let limits = Limits { events_max: 10, ..Limits::default() };
+    let barrier = Arc::new(Barrier::new(50));
+    let mut tasks = JoinSet::new();
+    for number in 0..50 {
+        let (barrier, store) = (Arc::clone(&barrier), Arc::clone(&store));
+        tasks.spawn(async move {
+            barrier.wait().await;
+            store.record(&event(&format!("{number}")), limits).await.unwrap()
+        });
+    }
+    let taken = tasks.join_all().await.into_iter().filter(|told| *told == NEW).count();
+    // Transactions that run at the same time do not see what the others are about to add.
+    let over = if site.kind == Kind::Postgres { POOL_SIZE } else { 0 };
+    assert!((10..=10 + over).contains(&taken), "{taken} were taken in");
+    assert_eq!(store.standing().await.unwrap().queued, taken as u64);
 }
 
 async fn a_redelivery_after_six_days_is_recognised(site: Site) {

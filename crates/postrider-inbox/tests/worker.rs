@@ -265,15 +265,65 @@ async fn a_stop_waits_for_handlers_and_claims_nothing_more() {
     );
 }
 
+/// As a kill does where a process can be killed; the memory of this one must stay.
+#[tokio::test]
+async fn what_a_lost_worker_had_is_taken_by_another() {
+    for is_effect_there in [false, true] {
+        let (inbox, clock) = inbox();
+        queue(&inbox, 1).await;
+        let (effects, reached) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let lost = {
+            let (worker, effects, reached) = (worker(&inbox, retry(5)), Arc::clone(&effects), Arc::clone(&reached));
+            tokio::spawn(async move {
+                let handler = move |_: Event| {
+                    let (effects, reached) = (Arc::clone(&effects), Arc::clone(&reached));
+                    async move {
+                        effects.fetch_add(usize::from(is_effect_there), Ordering::SeqCst);
+                        reached.notify_one();
+                        std::future::pending().await
+                    }
+                };
+                worker.turn(handler).await.unwrap()
+            })
+        };
+        reached.notified().await;
+        lost.abort();
+        let handler = |effects: Arc<AtomicUsize>| {
+            move |_: Event| {
+                effects.fetch_add(1, Ordering::SeqCst);
+                async { Ok(()) }
+            }
+        };
+        let another = worker(&inbox, retry(5));
+        assert_eq!(another.turn(handler(Arc::clone(&effects))).await.unwrap(), 0, "the lease still holds");
+        clock.advance(LEASE);
+        assert_eq!(another.turn(handler(Arc::clone(&effects))).await.unwrap(), 1);
+        clock.advance(LEASE);
+        assert_eq!(another.turn(handler(Arc::clone(&effects))).await.unwrap(), 0, "it is done");
+        assert_eq!(effects.load(Ordering::SeqCst), 1 + usize::from(is_effect_there));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_stops_though_its_store_does_not_answer() {
+    let flaky = Flaky { is_hung: true, ..Flaky::default() };
+    let inbox = Inbox::new(flaky, TestClock::new());
+    let worker = worker(&inbox, retry(5));
+    let stop = tokio::time::sleep(Duration::from_secs(1));
+    tokio::time::timeout(Duration::from_secs(2), worker.run(succeed, stop)).await.unwrap();
+}
+
 /// A store that is away now and then.
+#[derive(Default)]
 struct Flaky {
     inside: MemoryStore,
     settlements_refused: AtomicUsize,
+    is_hung: bool,
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_settlement_is_insisted_on_while_the_store_is_away() {
-    let flaky = Flaky { inside: MemoryStore::new(), settlements_refused: AtomicUsize::new(3) };
+    let flaky = Flaky { settlements_refused: AtomicUsize::new(3), ..Flaky::default() };
     let inbox = Inbox::new(flaky, TestClock::new());
     queue(&inbox, 1).await;
     worker(&inbox, retry(5)).turn(succeed).await.unwrap();
@@ -307,6 +357,9 @@ impl Store for Flaky {
     }
 
     async fn claim(&self, max: usize, lease: Duration, now: Timestamp) -> Result<Vec<Claim>, StoreError> {
+        if self.is_hung {
+            std::future::pending::<()>().await;
+        }
         self.inside.claim(max, lease, now).await
     }
 

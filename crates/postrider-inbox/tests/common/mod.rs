@@ -87,7 +87,7 @@ impl Site {
 }
 
 pub fn pool(url: &str) -> Pool {
-    Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(8).build().unwrap()
+    Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(POOL_SIZE).build().unwrap()
 }
 
 /// Each of the stories is played on each of the stores.
@@ -131,6 +131,7 @@ impl Clock for TestClock {
     }
 }
 
+pub const POOL_SIZE: usize = 8;
 pub const START: i64 = 1_800_000_000_000;
 pub const LEASE: Duration = Duration::from_secs(60);
 pub const DAY: Duration = Duration::from_hours(24);
