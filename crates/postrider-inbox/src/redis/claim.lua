@@ -1,0 +1,18 @@
+-- Takes events that are due, for as long as a lease.
+-- KEYS: due, done, dead, bytes
+-- ARGV: prefix of events, now, end of the lease, how many
+local due, prefix = KEYS[1], ARGV[1]
+local claims = {}
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', ARGV[2], 'LIMIT', 0, ARGV[4])) do
+    local event = prefix .. member
+    if redis.call('EXISTS', event) == 1 then
+        redis.call('ZADD', due, ARGV[3], member)
+        redis.call('HINCRBY', event, 'attempts', 1)
+        redis.call('HINCRBY', event, 'fence', 1)
+        claims[#claims + 1] = { member, redis.call('HGETALL', event) }
+    else
+        -- Redis has thrown it away for want of memory.
+        redis.call('ZREM', due, member)
+    end
+end
+return claims

@@ -1,0 +1,82 @@
+//! What is Redis's own: what is done expires, and how durable it is can be asked.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{redis_server::RedisServer, *};
+use postrider_inbox::{Limits, Recorded, RedisStore, Retention, Settled, Settlement, Store, redis::Durability};
+use redis::AsyncCommands;
+
+const NEW: Recorded = Recorded::New { arrival: None };
+
+async fn command(url: &str, words: &[&str]) -> redis::Value {
+    let mut connection = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut command = redis::cmd(words[0]);
+    words[1..].iter().for_each(|word| {
+        command.arg(word);
+    });
+    command.query_async(&mut connection).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_is_done_expires() {
+    let url = RedisServer::shared().url();
+    let store = RedisStore::connect_with_prefix(&url, "expiry", Retention::days(7).unwrap()).await.unwrap();
+    for id in ["a", "b", "c"] {
+        assert_eq!(store.record(&event(id), Limits::default()).await.unwrap(), NEW);
+    }
+    let claims = store.claim(2, LEASE, at(0)).await.unwrap();
+    store.settle(&claims[0].ticket, &Settlement::Done, at(0)).await.unwrap();
+    store.settle(&claims[1].ticket, &Settlement::Dead { reason: String::new() }, at(0)).await.unwrap();
+    let mut connection = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut left = Vec::new();
+    for id in ["a", "b", "c"] {
+        left.push(connection.pttl::<_, i64>(format!("{{expiry}}event:shop {id}")).await.unwrap());
+    }
+    let week = 7 * DAY.as_millis() as i64;
+    assert!((week - 60_000..=week).contains(&left[0]), "{left:?}");
+    assert_eq!(left[1..], [-1, -1], "what is dead or waits stays");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_comes_after_the_record_expired_is_not_cleaned_away() {
+    let url = RedisServer::shared().url();
+    let brief = Retention::unusual(Duration::from_millis(1));
+    let store = RedisStore::connect_with_prefix(&url, "again", brief).await.unwrap();
+    assert_eq!(store.record(&event("a"), Limits::default()).await.unwrap(), NEW);
+    let claim = store.claim(1, LEASE, at(0)).await.unwrap().remove(0);
+    assert_eq!(store.settle(&claim.ticket, &Settlement::Done, at(0)).await.unwrap(), Settled::Written);
+    // Until Redis's own clock has seen the millisecond pass.
+    while store.record(&event("a"), Limits::default()).await.unwrap() == Recorded::Duplicate {}
+    assert_eq!(store.clean(at(1_000), 10).await.unwrap(), 0, "the new one is no old one");
+    assert_eq!(store.claim(1, LEASE, at(1_000)).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_redis_threw_away_is_passed_over() {
+    let url = RedisServer::shared().url();
+    let store = RedisStore::connect_with_prefix(&url, "evicted", Retention::default()).await.unwrap();
+    for id in ["a", "b"] {
+        store.record(&event(id), Limits::default()).await.unwrap();
+    }
+    command(&url, &["DEL", "{evicted}event:shop a"]).await;
+    let claims = store.claim(10, LEASE, at(0)).await.unwrap();
+    assert_eq!((claims.len(), claims[0].event.key.clone()), (1, key("b")));
+    assert_eq!(store.standing().await.unwrap().queued, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_durable_the_server_is_can_be_asked() {
+    let server = tokio::task::spawn_blocking(RedisServer::start).await.unwrap();
+    let store = RedisStore::connect(&server.url(), Retention::default()).await.unwrap();
+    for (setting, value, expected) in [
+        ("appendfsync", "always", Durability::Always),
+        ("appendfsync", "everysec", Durability::EverySecond),
+        ("appendfsync", "no", Durability::Chance),
+        ("appendonly", "no", Durability::Chance),
+    ] {
+        command(&server.url(), &["CONFIG", "SET", setting, value]).await;
+        assert_eq!(store.durability().await, expected, "{setting} {value}");
+    }
+}

@@ -1,0 +1,53 @@
+// Receives Postrider's deliveries.
+//
+//	go get github.com/standard-webhooks/standard-webhooks/libraries
+//	WEBHOOK_SECRET=whsec_... go run receiver.go
+package main
+
+import (
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"sync"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+)
+
+const bodyMax = 1 << 20
+
+// Stands for a table with a unique key. Here a restart forgets it; in a database, insert the id in the transaction of the effect.
+var seen sync.Map
+
+func enter(id string, body []byte) error {
+	if _, known := seen.LoadOrStore(id, true); !known {
+		log.Println("entered", id)
+	}
+	return nil
+}
+
+func main() {
+	webhook, err := standardwebhooks.NewWebhook(os.Getenv("WEBHOOK_SECRET"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.HandleFunc("/webhooks", func(w http.ResponseWriter, r *http.Request) {
+		// The bytes as they came: no JSON decoder in front.
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyMax))
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.As(err, &tooLarge):
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		case err != nil:
+			w.WriteHeader(http.StatusBadRequest)
+		case webhook.Verify(body, r.Header) != nil:
+			w.WriteHeader(http.StatusUnauthorized)
+		case enter(r.Header.Get("webhook-id"), body) != nil:
+			w.WriteHeader(http.StatusServiceUnavailable) // nothing was written, so have it sent again
+		default:
+			w.WriteHeader(http.StatusNoContent) // a duplicate, too
+		}
+	})
+	log.Fatal(http.ListenAndServe("127.0.0.1:8090", nil))
+}
