@@ -118,6 +118,7 @@ impl Bench {
             name: uid.into(),
             rate_limit: None,
             rules: None,
+            source: None,
             metadata: BTreeMap::new(),
             created_at: now,
             updated_at: now,

@@ -134,6 +134,7 @@ impl Wanted {
             name: self.name,
             rate_limit: self.rate_limit,
             rules: self.rules.apply(None).to_store(),
+            source: None,
             metadata: self.metadata,
             created_at: now,
             updated_at: now,
@@ -142,7 +143,13 @@ impl Wanted {
 
     fn replace(self, old: &Application, now: Timestamp) -> Application {
         let rules = self.rules.clone().apply(old.rules.as_deref()).to_store();
-        Application { version: old.version + 1, rules, created_at: old.created_at, ..self.create(old.key, now) }
+        Application {
+            version: old.version + 1,
+            rules,
+            source: old.source.clone(),
+            created_at: old.created_at,
+            ..self.create(old.key, now)
+        }
     }
 }
 

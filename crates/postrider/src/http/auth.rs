@@ -213,6 +213,7 @@ async fn operational(api: &Api, environment: &Environment) -> Result<Arc<AppEntr
         name: "Operational webhooks".to_owned(),
         rate_limit: None,
         rules: None,
+        source: None,
         metadata: Metadata::new(),
         created_at: now,
         updated_at: now,

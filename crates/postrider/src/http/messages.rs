@@ -76,8 +76,17 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, deliver_at, payload: _ } =
-            content;
+        let Content {
+            event_type,
+            event_id,
+            channels,
+            tags,
+            content_type: _,
+            ordering_key,
+            deliver_at,
+            received: _,
+            payload: _,
+        } = content;
         Self {
             id: ids.id_of(key),
             event_type,
@@ -433,6 +442,7 @@ mod tests {
                 content_type: content_type.map(str::to_owned),
                 ordering_key: None,
                 deliver_at: None,
+                received: None,
                 payload: Bytes::from(payload),
             },
             payload_gone: false,
