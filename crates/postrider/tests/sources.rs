@@ -34,6 +34,7 @@ on_both_stores! {
     the_official_client_manages_sources_and_their_endpoints,
     what_comes_to_a_source_is_delivered_as_it_came,
     each_service_is_verified_as_it_signs,
+    who_signs_where_it_sends_to_is_verified_too,
     one_event_sent_many_times_at_once_makes_one_message,
     what_is_refused_is_in_the_log_with_its_reason,
     a_service_that_asks_first_is_answered,
@@ -398,6 +399,40 @@ async fn each_service_is_verified_as_it_signs(store: StoreKind) {
         let shown = world.client.get::<Value>(&at(&source)).await.expect("it is there");
         assert!(!shown["config"].to_string().contains("\"s\""), "{shown}");
     }
+}
+
+async fn who_signs_where_it_sends_to_is_verified_too(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let sha1 = |parts: &[&[u8]]| {
+        let mut mac = Hmac::<sha1::Sha1>::new_from_slice(b"s").expect("any length");
+        parts.iter().for_each(|part| mac.update(part));
+        mac.finalize().into_bytes().to_vec()
+    };
+    let config = json!({"authToken": "s"});
+    let (source, url) = make(&mut world, json!({"name": "Twilio", "type": "twilio", "config": config})).await;
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let signature = BASE64_STANDARD.encode(sha1(&[url.as_bytes(), b"Body", "h\u{e9}".as_bytes(), b"From", b"+1"]));
+    let headers = [form, ("x-twilio-signature", signature.as_str()), ("i-twilio-idempotency-token", "t-1")];
+    let body = b"From=%2B1&Body=h%C3%A9";
+    assert_eq!(post(&url, &headers, body).await.status, 200);
+    assert_eq!(post(&format!("{url}?a=1"), &headers, body).await.status, 401, "it was sent elsewhere");
+    assert_eq!(post(&url, &headers, b"From=%2B2&Body=h%C3%A9").await.status, 401);
+    let kept = messages(&mut world, &source).await;
+    assert_eq!((kept.len(), &kept[0]["eventId"], &kept[0]["eventType"]), (1, &json!("t-1"), &json!("ingest.twilio")));
+
+    let secret = json!({"secret": "s"});
+    let wanted = |kind: &str| json!({"name": kind, "type": kind, "config": secret});
+    let (_, url) = make(&mut world, wanted("hubspot")).await;
+    let (millis, body) = (format!("{}000", now()), br#"[{"subscriptionType":"contact.creation"}]"#);
+    let signature = BASE64_STANDARD.encode(hmac256("s", &[b"POST", url.as_bytes(), body, millis.as_bytes()]));
+    let headers = [("x-hubspot-signature-v3", signature.as_str()), ("x-hubspot-request-timestamp", &millis)];
+    assert_eq!(post(&url, &headers, body).await.status, 200);
+    assert_eq!(post(&url, &headers, b"[]").await.status, 401);
+
+    let (_, url) = make(&mut world, wanted("segment")).await;
+    let signature = hex(&sha1(&[b"{}"]));
+    assert_eq!(post(&url, &[("x-signature", signature.as_str())], b"{}").await.status, 200);
+    assert_eq!(post(&url, &[("x-signature", signature.as_str())], b"[]").await.status, 401);
 }
 
 async fn one_event_sent_many_times_at_once_makes_one_message(store: StoreKind) {
