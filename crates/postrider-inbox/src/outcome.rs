@@ -52,6 +52,7 @@ impl Fault {
             Self::Signature(Refusal::TooOld { .. }) => "too-old",
             Self::Signature(Refusal::TooNew { .. }) => "too-new",
             Self::Signature(Refusal::NoMatch { .. }) => "no-match",
+            Self::Signature(Refusal::UnknownUrl) => "unknown-url",
             Self::NoId => "no-id",
             Self::BadId(_) => "bad-id",
             Self::BrokenBody => "broken-body",
@@ -65,7 +66,10 @@ impl Fault {
                 StatusCode::UNAUTHORIZED
             }
             Self::Signature(
-                Refusal::MissingHeader { .. } | Refusal::Unreadable { .. } | Refusal::BodyChanged { .. },
+                Refusal::MissingHeader { .. }
+                | Refusal::Unreadable { .. }
+                | Refusal::BodyChanged { .. }
+                | Refusal::UnknownUrl,
             )
             | Self::NoId
             | Self::BadId(_)

@@ -1,7 +1,7 @@
 //! Signs and verifies webhooks as [Standard Webhooks](https://www.standardwebhooks.com) describes, and in
 //! forms besides that others have made common: [`stripe_header`], [`scheme_header`] and [`github_header`].
 //!
-//! For receivers of other services' webhooks there is [`Source`]: Stripe, GitHub, Shopify, Slack, and whatever a form can be
+//! For receivers of other services' webhooks there is [`Source`]: Stripe, GitHub, Shopify, Slack, Twilio, and whatever a form can be
 //! described of.
 //!
 //! A crate of its own, because both ends need it: the server signs each attempt, and whoever receives

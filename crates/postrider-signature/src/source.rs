@@ -14,10 +14,11 @@ pub use form::{Encoding, FormError, Hash, HmacForm, Part, SignedText, TimeUnit, 
 pub use key::SourceKey;
 pub use refusal::Refusal;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::{Signed, Verifier, VerifyError, VerifyingSecret};
@@ -27,13 +28,23 @@ use crate::{Signed, Verifier, VerifyError, VerifyingSecret};
 pub struct Received<'h, 'b> {
     header: &'h dyn Fn(&str) -> Option<&'h str>,
     body: &'b [u8],
+    url: Option<&'h str>,
 }
 
 impl<'h, 'b> Received<'h, 'b> {
     /// `header` finds a header's value by its name in lower case; `body` is the bytes as they came, before anything read
     /// them.
     pub fn new(header: &'h dyn Fn(&str) -> Option<&'h str>, body: &'b [u8]) -> Self {
-        Self { header, body }
+        Self { header, body, url: None }
+    }
+
+    /// Where it was sent, as the sender knows it: scheme, host, path and query. Some sign that, too.
+    pub fn at(self, url: &'h str) -> Self {
+        Self { url: Some(url), ..self }
+    }
+
+    fn url(&self) -> Result<&'h str, Refusal> {
+        self.url.ok_or(Refusal::UnknownUrl)
     }
 
     fn header(&self, name: &str) -> Result<&'h str, Refusal> {
@@ -72,9 +83,14 @@ pub struct Source {
 #[derive(Clone, Debug)]
 enum Form {
     Standard(Verifier),
-    Stripe(Vec<SourceKey>),
+    /// The form that Stripe made common, and the header that it stands in.
+    Stripe(String, Vec<SourceKey>),
+    Twilio(Vec<SourceKey>),
     Hmac(HmacForm, Vec<SourceKey>),
-    Token { header: String, tokens: Vec<SourceKey> },
+    Token {
+        header: String,
+        tokens: Vec<SourceKey>,
+    },
 }
 
 /// What is known of a request whose signature holds.
@@ -94,7 +110,18 @@ impl Source {
 
     /// `stripe-signature: t=<unix>,v1=<hex>`, of time and body.
     pub fn stripe(secrets: impl IntoIterator<Item = SourceKey>) -> Self {
-        Self::new(Form::Stripe(secrets.into_iter().collect()))
+        Self::like_stripe(STRIPE, secrets)
+    }
+
+    /// The same in another header: Tailscale has it in `tailscale-webhook-signature`.
+    pub fn like_stripe(header: &str, secrets: impl IntoIterator<Item = SourceKey>) -> Self {
+        Self::new(Form::Stripe(header.to_ascii_lowercase(), secrets.into_iter().collect()))
+    }
+
+    /// `x-twilio-signature: <base64>` by SHA-1, of the URL and of what a form says; of anything but a form, the URL has the
+    /// body's hash. A request must say where it was sent: [`Received::at`].
+    pub fn twilio(tokens: impl IntoIterator<Item = SourceKey>) -> Self {
+        Self::new(Form::Twilio(tokens.into_iter().map(|key| key.for_hash(Hash::Sha1)).collect()))
     }
 
     /// `x-hub-signature-256: sha256=<hex>`, of the body.
@@ -137,7 +164,7 @@ impl Source {
     pub fn with_tolerance(self, tolerance: Duration) -> Self {
         let form = match self.form {
             Form::Standard(verifier) => Form::Standard(verifier.with_tolerance(tolerance)),
-            other @ (Form::Stripe(_) | Form::Hmac(..) | Form::Token { .. }) => other,
+            other @ (Form::Stripe(..) | Form::Twilio(_) | Form::Hmac(..) | Form::Token { .. }) => other,
         };
         Self { form, tolerance }
     }
@@ -151,7 +178,8 @@ impl Source {
     fn judge(&self, request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
         match &self.form {
             Form::Standard(verifier) => self.verify_standard(verifier, request, now),
-            Form::Stripe(keys) => self.verify_stripe(keys, request, now),
+            Form::Stripe(header, keys) => self.verify_stripe(header, keys, request, now),
+            Form::Twilio(keys) => self.verify_twilio(keys, request),
             Form::Hmac(form, keys) => self.verify_hmac(form, keys, request, now),
             Form::Token { header, tokens } => {
                 let given = request.header(header)?;
@@ -180,25 +208,55 @@ impl Source {
         Ok(Verified { id: Some(signed.id.to_owned()), signed_at: signed.timestamp.parse().ok() })
     }
 
-    fn verify_stripe(&self, keys: &[SourceKey], request: &Received<'_, '_>, now: i64) -> Result<Verified, Refusal> {
-        let header = request.header(STRIPE)?;
+    fn verify_stripe(
+        &self,
+        name: &str,
+        keys: &[SourceKey],
+        request: &Received<'_, '_>,
+        now: i64,
+    ) -> Result<Verified, Refusal> {
+        let header = request.header(name)?;
         let named = |wanted: &'static str| {
             let pairs = header.split(',').filter_map(|pair| pair.trim().split_once('='));
             pairs.filter(move |(name, _)| *name == wanted).map(|(_, value)| value)
         };
-        let unreadable =
-            || Refusal::Unreadable { header: STRIPE.to_owned(), expected: "`t=<unix>,v1=<hex>`".to_owned() };
+        let unreadable = || Refusal::Unreadable { header: name.to_owned(), expected: "`t=<unix>,v1=<hex>`".to_owned() };
         let mut times = named("t");
         // Of two times, one parser believes the first and another the last.
         let (Some(time), None) = (times.next(), times.next()) else { return Err(unreadable()) };
         if named("v1").next().is_none() {
             return Err(unreadable());
         }
-        let signed_at = self.check_time(STRIPE, time, TimeUnit::Seconds, now)?;
+        let signed_at = self.check_time(name, time, TimeUnit::Seconds, now)?;
         let parts = [time.as_bytes(), b".", request.body];
         let given = named("v1").filter_map(|text| Encoding::Hex.decode(text));
         self.match_any(keys, &parts, given.take(SIGNATURES_MAX))?;
         Ok(Verified { id: None, signed_at: Some(signed_at) })
+    }
+
+    fn verify_twilio(&self, keys: &[SourceKey], request: &Received<'_, '_>) -> Result<Verified, Refusal> {
+        let (header, url) = (request.header(TWILIO)?, request.url()?);
+        let unreadable = || Refusal::Unreadable { header: TWILIO.to_owned(), expected: "base64".to_owned() };
+        let given = Encoding::Base64.decode(header).ok_or_else(unreadable)?;
+        let query = url.split_once('?').map(|(_, query)| query).unwrap_or_default();
+        let hash = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "bodySHA256");
+        let mut parts = vec![url.as_bytes()];
+        let fields: BTreeSet<_> = match &hash {
+            Some((_, expected)) => {
+                let hashed = Sha256::digest(request.body);
+                if Encoding::Hex.decode(expected).is_none_or(|expected| expected[..] != hashed[..]) {
+                    return Err(Refusal::NoMatch { secrets: keys.len() });
+                }
+                BTreeSet::new()
+            }
+            None => form_urlencoded::parse(request.body).collect(),
+        };
+        for (name, value) in &fields {
+            parts.extend([name.as_bytes(), value.as_bytes()]);
+        }
+        self.match_any(keys, &parts, std::iter::once(given))?;
+        let id = (request.header)("i-twilio-idempotency-token").map(str::to_owned);
+        Ok(Verified { id, signed_at: None })
     }
 
     fn verify_hmac(
@@ -232,6 +290,7 @@ impl Source {
                 Part::Text(text) => text.as_bytes(),
                 Part::Header(name) => request.header(name)?.as_bytes(),
                 Part::Timestamp => time.map_or(&[][..], |(text, _)| text.as_bytes()),
+                Part::Url => request.url()?.as_bytes(),
                 Part::Body => request.body,
             });
         }
@@ -280,6 +339,7 @@ impl Encoding {
 }
 
 const STRIPE: &str = "stripe-signature";
+const TWILIO: &str = "x-twilio-signature";
 const TOLERANCE_DEFAULT: Duration = Duration::from_secs(5 * 60);
 /// Whoever sends chooses how many there are. No sender has more active secrets.
 const SIGNATURES_MAX: usize = 16;

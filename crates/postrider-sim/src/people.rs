@@ -254,6 +254,7 @@ pub async fn make_application(world: &World, process: &Process, rate: Option<u32
         name: format!("of seed {}", world.config.seed),
         rate_limit: rate,
         rules: None,
+        source: None,
         metadata: Metadata::new(),
         created_at: now,
         updated_at: now,

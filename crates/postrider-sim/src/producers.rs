@@ -99,6 +99,7 @@ impl Offer {
                 content_type: None,
                 ordering_key: self.ordering_key.map(|key| format!("key-{key}")),
                 deliver_at: self.deliver_at.map(Timestamp::from_millis),
+                received: None,
                 payload: body(self.number),
             },
             payload_expires_at: None,

@@ -14,8 +14,17 @@ pub fn read_row(event_type: String, extra: Option<String>, payload: Option<Vec<u
 
 /// The column `extra`, as a message with this content has it.
 pub fn write_extra(content: &Content) -> String {
-    let Content { event_type: _, event_id, channels, tags, content_type, ordering_key, deliver_at, payload: _ } =
-        content;
+    let Content {
+        event_type: _,
+        event_id,
+        channels,
+        tags,
+        content_type,
+        ordering_key,
+        deliver_at,
+        received,
+        payload: _,
+    } = content;
     to_json(&Extra {
         event_id: event_id.clone(),
         channels: channels.clone(),
@@ -25,6 +34,7 @@ pub fn write_extra(content: &Content) -> String {
         deliver_at: deliver_at.map(Timestamp::as_millis),
         sequences: Vec::new(),
         trace: None,
+        received: received.clone(),
     })
 }
 

@@ -28,9 +28,20 @@ pub struct Application {
     pub rate_limit: Option<u32>,
     /// What it says about how its endpoints are treated: JSON, which the store does not look into.
     pub rules: Option<String>,
+    /// It is a source's, and this is what the source is: sealed by the caller, who alone can open it.
+    pub source: Option<Vec<u8>>,
     pub metadata: Metadata,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
+}
+
+/// Which applications to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppKind {
+    /// Those that are no source's.
+    Plain,
+    /// Those of sources.
+    Source,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -120,8 +131,19 @@ pub struct Content {
     pub ordering_key: Option<String>,
     /// Not to be sent before.
     pub deliver_at: Option<Timestamp>,
+    /// What came with it, if another service sent it to a source.
+    pub received: Option<Received>,
     /// The bytes as they came, and as they will be sent.
     pub payload: Bytes,
+}
+
+/// The headers of a request that another service made, in their order and without credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Received {
+    /// They go along with every delivery.
+    pub passed_on: Vec<(String, String)>,
+    /// They are kept, and go nowhere.
+    pub kept: Vec<(String, String)>,
 }
 
 /// Where in a trace a message was handed in: W3C's headers of that name, as they are passed on.
@@ -179,6 +201,8 @@ pub struct Letter {
     /// Which number it has among those of its key, or of a FIFO endpoint: counted from 1, without gaps.
     pub sequences: Vec<(EndpointKey, u64)>,
     pub trace: Option<TraceContext>,
+    /// What goes along of the headers that it came with.
+    pub headers: Vec<(String, String)>,
 }
 
 /// What a commit changed that someone in this process must hear of.

@@ -5,6 +5,7 @@ use crate::{
     callers::*,
     journal::*,
     records::*,
+    refused::*,
     shards::{Shards, Tenure},
     tallies::{Counted, TalliesOf, Tally, TallyCode, TallySpan},
 };
@@ -104,6 +105,8 @@ pub trait Store: Send + Sync + 'static {
     /// at once. Whoever keeps what he reads asks for it first.
     async fn generation(&self, app: AppKey) -> Result<Option<i64>, StoreError>;
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError>;
+    /// Those of sources, or all others.
+    async fn applications_of(&self, kind: AppKind, page: Page<AppKey>) -> Result<Vec<Application>, StoreError>;
     /// Deletes an application with its endpoints. False if there was none.
     async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError>;
 
@@ -242,6 +245,12 @@ pub trait Store: Send + Sync + 'static {
     /// Adds to the audit log. Nothing takes anything out of it again.
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError>;
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError>;
+
+    // What sources did not take.
+
+    /// Notes requests that were refused. Of each source, the newest `REFUSED_MAX` are kept.
+    async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError>;
+    async fn refused(&self, app: AppKey, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError>;
 
     // What operators are told.
 

@@ -7,6 +7,7 @@
 use crate::{
     oauth::Oauth,
     rules::headers::{is_forbidden, is_sensitive},
+    sources::{Source, Unusable},
     transport::{AddressGuard, ClientTls, EndpointUrl, UrlError, UrlRules},
     vault::{ClientPem, Private, Vault},
 };
@@ -47,6 +48,8 @@ pub struct AppEntry {
     /// What the store counted before the rest was read, where others can change it without our knowing at once.
     pub generation: Option<i64>,
     pub application: Application,
+    /// The source that it is, or that it should be one and cannot be read.
+    pub source: Option<Result<Source, Unusable>>,
     /// What it says about how its endpoints are treated.
     pub layer: Layer,
     pub endpoints: Vec<Arc<EndpointEntry>>,
@@ -246,10 +249,21 @@ impl Directory {
             let page = Page { from, order: Order::Ascending, limit: 1_000 };
             let found = self.store.endpoints(application.key, page).await?;
             if found.is_empty() {
-                return Ok(AppEntry { generation, application, layer, endpoints });
+                let source = self.source(&application);
+                return Ok(AppEntry { generation, application, source, layer, endpoints });
             }
             endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, &layer, endpoint))));
         }
+    }
+
+    fn source(&self, application: &Application) -> Option<Result<Source, Unusable>> {
+        let sealed = application.source.as_ref()?;
+        let opened = self.vault.open_source(application.key, sealed).map_err(|error| error.to_string());
+        let read = opened.and_then(|plain| Source::read(&plain));
+        Some(read.map_err(|error| {
+            tracing::error!(application = application.key.raw(), error, "a source cannot be used; it takes nothing");
+            Unusable
+        }))
     }
 
     fn prepare(&self, application: &Application, further: &Layer, endpoint: Endpoint) -> EndpointEntry {

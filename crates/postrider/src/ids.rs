@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::{ApiKeyKey, AuditKey, By, OPERATIONAL, TaskKey};
+use postrider_store::{ApiKeyKey, AuditKey, By, OPERATIONAL, RefusedKey, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 
@@ -19,6 +19,8 @@ pub enum Kind {
     Task,
     ApiKey,
     AuditEntry,
+    Source,
+    Refused,
 }
 
 impl Kind {
@@ -31,7 +33,14 @@ impl Kind {
             Kind::Task => "qtask_",
             Kind::ApiKey => "key_",
             Kind::AuditEntry => "audit_",
+            Kind::Source => "src_",
+            Kind::Refused => "log",
         }
+    }
+
+    /// The contract has shorter ids for these: their hashes are cut to 8 bytes.
+    const fn is_short(self) -> bool {
+        matches!(self, Kind::Source | Kind::Refused)
     }
 }
 
@@ -49,24 +58,32 @@ impl IdCodec {
     pub fn encode(&self, kind: Kind, key: i64) -> String {
         let tag = self.tag(kind, key);
         let [k0, k1, k2, k3, k4, k5, k6, k7] = key.to_be_bytes();
-        let words = [
+        let mut words = [
             u32::from_be_bytes([k0, k1, k2, k3]),
             u32::from_be_bytes([k4, k5, k6, k7]),
             (tag >> 64) as u32,
             (tag >> 32) as u32,
             tag as u32,
         ];
-        let prefix = kind.prefix();
+        let (prefix, digits) = (kind.prefix(), digits_of(kind));
         let mut text = [0; PREFIX_MAX + DIGITS];
         text[..prefix.len()].copy_from_slice(prefix.as_bytes());
-        write_digits(words, &mut text[prefix.len()..prefix.len() + DIGITS]);
-        str::from_utf8(&text[..prefix.len() + DIGITS]).expect("prefix and digits are ASCII").to_owned()
+        if kind.is_short() {
+            words = [0, words[0], words[1], words[3], words[4]];
+        }
+        write_digits(words, &mut text[prefix.len()..prefix.len() + digits]);
+        str::from_utf8(&text[..prefix.len() + digits]).expect("prefix and digits are ASCII").to_owned()
     }
 
     /// The key in an id that this deployment made, and nothing for any other text. The application of the operational
     /// endpoints has no id, whoever works one out: it is nobody's.
     pub fn decode(&self, kind: Kind, id: &str) -> Option<i64> {
-        let words = read_digits(id.strip_prefix(kind.prefix())?.as_bytes())?;
+        let digits = id.strip_prefix(kind.prefix())?.as_bytes();
+        let mut words = read_digits(digits, digits_of(kind))?;
+        if kind.is_short() {
+            let [0, first, second, third, fourth] = words else { return None };
+            words = [first, second, 0, third, fourth];
+        }
         let key = i64::try_from(u64::from(words[0]) << 32 | u64::from(words[1])).ok()?;
         let tag = u128::from(words[2]) << 64 | u128::from(words[3]) << 32 | u128::from(words[4]);
         // One comparison of whole words: how long it takes tells nothing about where they differ.
@@ -98,12 +115,13 @@ impl IdCodec {
         is_name(text).then(|| By::Uid(text.to_owned()))
     }
 
-    /// The lower 96 bits of the hash.
+    /// The lower 96 bits of the hash, or 64.
     fn tag(&self, kind: Kind, key: i64) -> u128 {
         let mut hasher = self.hasher;
         hasher.write(kind.prefix().as_bytes());
         hasher.write(&key.to_be_bytes());
-        hasher.finish128().as_u128() & (u128::MAX >> 32)
+        let bits = if kind.is_short() { 64 } else { 96 };
+        hasher.finish128().as_u128() & (u128::MAX >> (128 - bits))
     }
 }
 
@@ -150,6 +168,21 @@ macro_rules! stored_key {
 stored_key!(TaskKey, Kind::Task);
 stored_key!(ApiKeyKey, Kind::ApiKey);
 stored_key!(AuditKey, Kind::AuditEntry);
+stored_key!(RefusedKey, Kind::Refused);
+
+/// A source, which is known by its application's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceKey(pub AppKey);
+
+impl PublicKey for SourceKey {
+    const KIND: Kind = Kind::Source;
+    fn raw_key(self) -> i64 {
+        self.0.raw()
+    }
+    fn from_raw_key(raw: i64) -> Self {
+        Self(AppKey::new(raw))
+    }
+}
 
 /// What uids, event ids and event type names are made of.
 pub fn is_name(text: &str) -> bool {
@@ -174,8 +207,12 @@ fn write_digits(mut words: [u32; 5], out: &mut [u8]) {
     }
 }
 
-fn read_digits(text: &[u8]) -> Option<[u32; 5]> {
-    if text.len() != DIGITS {
+fn digits_of(kind: Kind) -> usize {
+    if kind.is_short() { DIGITS_SHORT } else { DIGITS }
+}
+
+fn read_digits(text: &[u8], count: usize) -> Option<[u32; 5]> {
+    if text.len() != count {
         return None;
     }
     let mut words = [0u32; 5];
@@ -206,6 +243,8 @@ fn digit(letter: u8) -> Option<u8> {
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 /// 62^27 is just above 2^160: 20 bytes.
 const DIGITS: usize = 27;
+/// 62^22 is above 2^128: 16 bytes.
+pub const DIGITS_SHORT: usize = 22;
 /// 62^5 is the greatest power of 62 below 2^32: five digits for one pass of divisions.
 const CHUNK: u64 = 62u64.pow(CHUNK_DIGITS as u32);
 const CHUNK_DIGITS: usize = 5;
@@ -217,8 +256,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [Kind; 7] =
-        [Kind::Application, Kind::Endpoint, Kind::Message, Kind::Attempt, Kind::Task, Kind::ApiKey, Kind::AuditEntry];
+    const KINDS: [Kind; 9] = [
+        Kind::Application,
+        Kind::Endpoint,
+        Kind::Message,
+        Kind::Attempt,
+        Kind::Task,
+        Kind::ApiKey,
+        Kind::AuditEntry,
+        Kind::Source,
+        Kind::Refused,
+    ];
 
     fn codec() -> IdCodec {
         IdCodec::new(*b"sixteen bytes!!!")
@@ -226,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_id_looks_as_the_contract_says() {
-        for (kind, length) in KINDS.into_iter().zip([31, 30, 31, 33, 33]) {
+        for (kind, length) in KINDS.into_iter().zip([31, 30, 31, 33, 33, 31, 33, 26, 25]) {
             for key in [0, 1, i64::MAX] {
                 let id = codec().encode(kind, key);
                 assert_eq!(id.len(), length, "{id}");
@@ -291,6 +339,11 @@ mod tests {
             prop_assume!(id[3 + at] != ALPHABET[letter]);
             id[3 + at] = ALPHABET[letter];
             prop_assert_eq!(ids.decode(Kind::Endpoint, str::from_utf8(&id).unwrap()), None);
+            let mut id = ids.encode(Kind::Source, key).into_bytes();
+            let at = 4 + at % DIGITS_SHORT;
+            prop_assume!(id[at] != ALPHABET[letter]);
+            id[at] = ALPHABET[letter];
+            prop_assert_eq!(ids.decode(Kind::Source, str::from_utf8(&id).unwrap()), None);
         }
 
         #[test]

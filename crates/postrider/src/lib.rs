@@ -27,6 +27,7 @@ pub mod outbox;
 pub mod rotation;
 pub mod rules;
 pub mod serve;
+pub mod sources;
 pub mod standing;
 pub mod statistics;
 pub mod tasks;

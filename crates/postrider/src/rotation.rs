@@ -12,7 +12,7 @@ use crate::{
     vault::Vault,
 };
 use postrider_engine::{AppKey, EndpointKey};
-use postrider_store::{By, Cut, Endpoint, Expect, Order, Page, PutError, Store};
+use postrider_store::{Application, By, Cut, Endpoint, Expect, Order, Page, PutError, Store};
 use rand::CryptoRng;
 use std::{
     fs,
@@ -91,6 +91,9 @@ impl Rotation {
             let apps = self.store.applications(page(after_app)).await?;
             let Some(last) = apps.last() else { return Ok(resealed) };
             after_app = Some(last.key);
+            for app in apps.iter().filter(|app| app.source.as_ref().is_some_and(|it| !self.vault.is_current(it))) {
+                resealed += u64::from(self.reseal_source(app.clone(), rng).await?);
+            }
             for app in apps.iter().map(|app| app.key) {
                 let mut after: Option<EndpointKey> = None;
                 loop {
@@ -101,6 +104,29 @@ impl Rotation {
                         resealed += u64::from(self.reseal(endpoint, rng).await?);
                     }
                 }
+            }
+        }
+    }
+
+    /// False if there was nothing to do any more.
+    async fn reseal_source(&self, mut app: Application, rng: &mut impl CryptoRng) -> anyhow::Result<bool> {
+        loop {
+            let Some(sealed) = app.source.as_ref().filter(|sealed| !self.vault.is_current(sealed)) else {
+                return Ok(false);
+            };
+            let plain = self.vault.open_source(app.key, sealed)?;
+            let source = Some(self.vault.seal_source(app.key, &plain, rng));
+            let (version, expected) = (app.version + 1, Expect::Version(app.version));
+            match self.store.put_application(Application { source, version, ..app.clone() }, expected, None).await {
+                Ok(()) => {
+                    self.directory.changed(app.key);
+                    return Ok(true);
+                }
+                Err(PutError::Changed) => match self.store.application(By::Key(app.key)).await? {
+                    Some(found) => app = found,
+                    None => return Ok(false),
+                },
+                Err(fault) => return Err(fault.into()),
             }
         }
     }

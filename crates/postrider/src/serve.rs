@@ -267,6 +267,7 @@ impl Server {
             key_guesses: http::guesses::Guesses::default(),
             tails: http::tail::Tails::new(stopped.clone()),
             standings: Standings::default(),
+            refusals: http::source_log::Refusals::new(Arc::clone(&store)),
             records: http::auth::records::Records::new(Arc::clone(&store)),
             ids,
             vault,

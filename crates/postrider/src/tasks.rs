@@ -216,6 +216,7 @@ mod tests {
             name: "Patience".to_owned(),
             rate_limit: None,
             rules: None,
+            source: None,
             metadata: Metadata::new(),
             created_at: NOW,
             updated_at: NOW,
@@ -252,6 +253,7 @@ mod tests {
             content_type: None,
             ordering_key: None,
             deliver_at: Some(NOW.plus(Duration::from_millis(1))),
+            received: None,
             payload: Bytes::from_static(b"{}"),
         };
         NewMessage {

@@ -11,7 +11,7 @@ use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
     aead::{Aead, Payload},
 };
-use postrider_engine::{EndpointKey, Timestamp};
+use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use postrider_signature::SigningSecret;
 use rand::CryptoRng;
 use serde::{Deserialize, Serialize};
@@ -115,24 +115,40 @@ impl Vault {
     }
 
     pub fn seal(&self, endpoint: EndpointKey, private: &Private, rng: &mut impl CryptoRng) -> Vec<u8> {
-        let MasterKey { id, cipher: master } = self.keys()[0].clone();
         let form = if private.is_more() { FULLER_ENVELOPE } else { ENVELOPE };
-        let aad = associated(form, endpoint);
+        let plain = Zeroizing::new(serde_json::to_vec(&Inside::from(private)).expect("strings and numbers serialise"));
+        self.seal_envelope(form, endpoint.raw(), &plain, rng)
+    }
+
+    /// What a source is. It cannot be given to another source, nor to an endpoint.
+    pub fn seal_source(&self, app: AppKey, plain: &[u8], rng: &mut impl CryptoRng) -> Vec<u8> {
+        self.seal_envelope(SOURCE_ENVELOPE, app.raw(), plain, rng)
+    }
+
+    pub fn open_source(&self, app: AppKey, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, VaultError> {
+        match sealed.split_first() {
+            Some((&SOURCE_ENVELOPE, rest)) => self.open_envelope(rest, &associated(SOURCE_ENVELOPE, app.raw())),
+            Some(_) | None => Err(VaultError::UnknownForm),
+        }
+    }
+
+    fn seal_envelope(&self, form: u8, owner: i64, plain: &[u8], rng: &mut impl CryptoRng) -> Vec<u8> {
+        let MasterKey { id, cipher: master } = self.keys()[0].clone();
+        let aad = associated(form, owner);
         let mut box_key = Zeroizing::new([0; 32]);
         rng.fill_bytes(box_key.as_mut());
         let wrapped = encrypt(&master, box_key.as_ref(), &aad, rng);
-        let plain = Zeroizing::new(serde_json::to_vec(&Inside::from(private)).expect("strings and numbers serialise"));
-        let sealed = encrypt(&cipher(&box_key), &plain, &aad, rng);
+        let sealed = encrypt(&cipher(&box_key), plain, &aad, rng);
         [&[form][..], &id.0, &wrapped, &sealed].concat()
     }
 
     pub fn open(&self, endpoint: EndpointKey, sealed: &[u8]) -> Result<Private, VaultError> {
         let plain = match sealed.split_first() {
             Some((&form @ (ENVELOPE | FULLER_ENVELOPE), rest)) => {
-                self.open_envelope(rest, &associated(form, endpoint))?
+                self.open_envelope(rest, &associated(form, endpoint.raw()))?
             }
             Some((&PLAIN_BOX, rest)) => {
-                let aad = associated(PLAIN_BOX, endpoint);
+                let aad = associated(PLAIN_BOX, endpoint.raw());
                 let keys = self.keys();
                 let opened = keys.iter().find_map(|key| decrypt(&key.cipher, rest, &aad));
                 opened.ok_or(VaultError::Refused)?
@@ -146,7 +162,7 @@ impl Vault {
     /// Whether it is sealed with the current key.
     pub fn is_current(&self, sealed: &[u8]) -> bool {
         let is_under = |rest: &[u8]| rest.starts_with(&self.keys()[0].id.0);
-        matches!(sealed.split_first(), Some((&(ENVELOPE | FULLER_ENVELOPE), rest)) if is_under(rest))
+        matches!(sealed.split_first(), Some((&(ENVELOPE | FULLER_ENVELOPE | SOURCE_ENVELOPE), rest)) if is_under(rest))
     }
 
     /// Whether there may be more in it than secrets and headers, which can be told without opening it.
@@ -267,9 +283,9 @@ impl Inside<'_> {
     }
 }
 
-fn associated(form: u8, endpoint: EndpointKey) -> [u8; 9] {
+fn associated(form: u8, owner: i64) -> [u8; 9] {
     let mut data = [form; 9];
-    data[1..].copy_from_slice(&endpoint.raw().to_be_bytes());
+    data[1..].copy_from_slice(&owner.to_be_bytes());
     data
 }
 
@@ -280,6 +296,8 @@ const ENVELOPE: u8 = 2;
 /// The same, with more in it than secrets and headers. Whoever knows nothing of that must not open it and call the endpoint
 /// without.
 const FULLER_ENVELOPE: u8 = 3;
+/// What a source is; the owner is its application.
+const SOURCE_ENVELOPE: u8 = 4;
 const NONCE_BYTES: usize = 24;
 /// A nonce, a key and the tag.
 const WRAPPED_BYTES: usize = NONCE_BYTES + 32 + 16;
@@ -319,6 +337,18 @@ mod tests {
         let disguised = [&[ENVELOPE][..], &more_sealed[1..]].concat();
         assert_eq!(vault.open(ENDPOINT, &disguised), Err(VaultError::Refused));
         assert!(!more_sealed.windows(6).any(|word| word == b"canary"));
+    }
+
+    #[test]
+    fn what_a_source_is_opens_for_that_source_alone() {
+        let (vault, mut rng) = (Vault::new(&[[1; 32]]), ChaCha20Rng::seed_from_u64(1));
+        let sealed = vault.seal_source(AppKey::new(77), b"canary", &mut rng);
+        assert_eq!(vault.open_source(AppKey::new(77), &sealed).unwrap().as_slice(), b"canary");
+        assert!(vault.is_current(&sealed) && !sealed.windows(6).any(|word| word == b"canary"));
+        assert_eq!(vault.open_source(AppKey::new(78), &sealed), Err(VaultError::Refused));
+        let disguised = [&[ENVELOPE][..], &sealed[1..]].concat();
+        assert_eq!(vault.open(ENDPOINT, &disguised), Err(VaultError::Refused));
+        assert_eq!(vault.open(ENDPOINT, &sealed), Err(VaultError::UnknownForm));
     }
 
     #[test]
@@ -368,7 +398,7 @@ mod tests {
     fn what_an_earlier_version_sealed_opens() {
         let (vault, private) = (Vault::new(&[[2; 32], [1; 32]]), private(&[7; 32], "x"));
         let plain = serde_json::to_vec(&Inside::from(&private)).unwrap();
-        let aad = associated(PLAIN_BOX, ENDPOINT);
+        let aad = associated(PLAIN_BOX, ENDPOINT.raw());
         let sealed = encrypt(&cipher(&[1; 32]), &plain, &aad, &mut ChaCha20Rng::seed_from_u64(1));
         let sealed = [&[PLAIN_BOX][..], &sealed].concat();
         assert!(vault.open(ENDPOINT, &sealed).unwrap() == private);

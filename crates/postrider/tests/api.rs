@@ -73,6 +73,10 @@ async fn every_door_has_a_lock(store: StoreKind) {
             let reply = house.ask(request.body(Body::empty()).unwrap()).await;
             if name.starts_with("v1.health") {
                 assert_eq!(reply.status, 204, "{method} {path}");
+            } else if matches!(&*name, "v1.ingest.receive" | "v1.ingest.answer") {
+                // The token is in the path, and this one is none.
+                assert_eq!(reply.status, 404, "{method} {path}");
+                assert_eq!(reply.text, r#"{"code":"not_found","detail":"Entity not found"}"#);
             } else if name == "v1.endpoint.public-keys" {
                 assert_eq!(reply.status, 200, "{method} {path}");
                 assert_eq!(reply.text, r#"{"keys":[]}"#, "{method} {path}");

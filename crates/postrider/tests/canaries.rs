@@ -52,6 +52,16 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
     let key_pem = key_pair.serialize_pem();
     let client_key = key_pem.lines().nth(1).expect("a line of base64").as_bytes();
     plant(&mut world, password, client_secret, access, &identity).await;
+    let source_secret = "canary-of-a-source";
+    let config = json!({"secret": source_secret, "header": "x-signature"});
+    let wanted = json!({"name": "Source", "uid": "source", "type": "hmac", "config": config});
+    let source = world.client.create("/ingest/api/v1/source", &wanted).await;
+    let source_path = source["ingestUrl"].as_str().expect("a URL").splitn(4, '/').nth(3).expect("a path").to_owned();
+    let source_token = source_path.rsplit('/').next().expect("a token")[22..].to_owned();
+    // With the test's own token in its `authorization`.
+    let signed = [("x-signature", "00")];
+    let sent = world.client.send(Method::POST, &format!("/{source_path}"), &signed, "{}").await.expect("an answer");
+    assert_eq!(sent.0.as_u16(), 401);
     let message = world.send("a.b").await;
     let (end, attempts) = world.end(&message, "plain").await;
     assert_eq!(end, "fail");
@@ -110,6 +120,11 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
         let (_, answer) = world.call(Method::GET, path, Value::Null).await;
         shown.push((format!("GET {path}"), answer.to_string().into_bytes()));
     }
+    for path in ["source/log", "source/endpoint"] {
+        let path = format!("/ingest/api/v1/source/{path}");
+        let (_, answer) = world.client.send(Method::GET, &path, &[], "").await.expect("an answer");
+        shown.push((format!("GET {path}"), answer.to_vec()));
+    }
     shown.extend(pages(&mut world, &message).await);
     let metrics = world.client.send(Method::GET, "/metrics", &[], "").await.expect("the server answers").1;
     shown.push(("the metrics".to_owned(), metrics.to_vec()));
@@ -139,7 +154,9 @@ async fn no_secret_is_found_where_it_does_not_belong(store: StoreKind) {
     assert!(log.windows(5).any(|word| word == b"DEBUG"), "the log says little");
     shown.push(("the log".to_owned(), log));
 
-    let sealed: [(&str, &[u8]); 10] = [
+    let sealed: [(&str, &[u8]); 12] = [
+        ("the secret of a source", source_secret.as_bytes()),
+        ("the token in a source's URL", source_token.as_bytes()),
         ("a password in a URL", password.as_bytes()),
         ("the secret of an OAuth client", client_secret.as_bytes()),
         ("an access token", access.as_bytes()),

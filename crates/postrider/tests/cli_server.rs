@@ -578,3 +578,38 @@ async fn a_list_is_cut_at_its_limit_and_says_so() {
     let (code, stdout, stderr) = world.run(&["dead-letters", "list", "--app", "shop"]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "", "(no dead letters match)\n"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_is_made_listed_and_given_another_url_and_its_log_read() {
+    let mut world = World::start().await;
+    let (code, stdout, stderr) =
+        world.run(&["sources", "create", "--name", "GitHub", "--type", "github", "--secret", "s", "--uid", "gh"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let url = stdout.trim();
+    assert!(
+        url.starts_with(&format!("{}/ingest/in/", world.server.url())) && stderr.contains("Made src_"),
+        "{stdout}{stderr}"
+    );
+    let [listed] = &world.lines(&["sources", "list"])[..] else { panic!("one source") };
+    assert_eq!((&listed["uid"], &listed["type"], &listed["ingestUrl"]), (&json!("gh"), &json!("github"), &json!(url)));
+    assert!(world.done(&["sources", "list"]).contains("GitHub"));
+    assert!(world.done(&["sources", "log", "gh"]).is_empty());
+
+    let path = url.strip_prefix(&world.server.url()).expect("it is ours").to_owned();
+    let (status, _) = world.api.send(http::Method::POST, &path, &[], "{}").await.expect("an answer");
+    assert_eq!(status.as_u16(), 401);
+    let logged = eventually("the log", async || world.lines(&["sources", "log", "gh"]).pop()).await;
+    assert_eq!(logged["status_code"], 401);
+    assert!(world.done(&["sources", "log", "gh"]).contains("x-hub-signature-256 is missing"));
+    let rotated = world.json(&["sources", "rotate", "gh"]);
+    assert_ne!(text(&rotated["ingestUrl"]), url);
+
+    for (arguments, code, said) in [
+        (&["sources", "create", "--name", "Xy", "--type", "fax"][..], 1, "is none of generic-webhook"),
+        (&["sources", "create", "--name", "Xy", "--type", "hmac", "--config", "{"], 2, "--config is not JSON"),
+        (&["sources", "log", "nowhere"], 1, "404"),
+    ] {
+        let (ended, _, stderr) = world.run(arguments);
+        assert!(ended == Some(code) && stderr.contains(said), "{arguments:?}: {ended:?} {stderr}");
+    }
+}

@@ -778,6 +778,7 @@ async fn accept(store: &dyn Store, app: AppKey, endpoint: EndpointKey, n: usize)
             content_type: None,
             ordering_key: None,
             deliver_at: None,
+            received: None,
             payload: Bytes::from(format!("{{\"n\":{n}}}")),
         },
         payload_expires_at: None,

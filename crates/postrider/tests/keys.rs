@@ -42,6 +42,9 @@ async fn a_new_key_takes_over_and_the_old_one_can_be_forgotten(store: StoreKind)
         world.endpoint(&format!("/{uid}"), json!({"url": url, "channels": ["nobody"]})).await;
         assert_eq!(world.call(Method::PUT, &format!("endpoint/{uid}/{what}"), body).await.0, 204);
     }
+    let config = json!({"secret": "s"});
+    let wanted = json!({"name": "Source", "uid": "source", "type": "github", "config": config});
+    let source = world.client.create("/ingest/api/v1/source", &wanted).await;
     let shown = (world.get("endpoint/certified/mtls").await, world.get("endpoint/tokened/oauth").await);
     let first = keys(&world, "list");
     assert!(!keys(&world, "promote").status.success(), "there is nothing to promote");
@@ -73,6 +76,8 @@ async fn a_new_key_takes_over_and_the_old_one_can_be_forgotten(store: StoreKind)
         assert_eq!(world.get(&format!("endpoint/{number}/secret")).await["key"], secret);
     }
     assert_eq!((world.get("endpoint/certified/mtls").await, world.get("endpoint/tokened/oauth").await), shown);
+    let kept: serde_json::Value = world.client.get("/ingest/api/v1/source/source").await.expect("an answer");
+    assert_eq!(kept["ingestUrl"], source["ingestUrl"]);
     world.send("a.b").await;
     let arrival = world.receiver.wait_for("/7", 1).await.remove(0);
     assert_eq!(arrival.header("authorization"), "x");

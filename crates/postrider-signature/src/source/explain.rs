@@ -61,7 +61,8 @@ impl Source {
     fn with_other_secrets(&self) -> Vec<(Cause, Source)> {
         let with = |keys: Vec<SourceKey>| {
             let form = match &self.form {
-                Form::Stripe(_) => Form::Stripe(keys),
+                Form::Stripe(header, _) => Form::Stripe(header.clone(), keys),
+                Form::Twilio(_) => Form::Twilio(keys),
                 Form::Hmac(form, _) => Form::Hmac(form.clone(), keys),
                 Form::Token { header, .. } => Form::Token { header: header.clone(), tokens: keys },
                 Form::Standard(verifier) => Form::Standard(verifier.clone()),
@@ -71,7 +72,7 @@ impl Source {
         let keys = match &self.form {
             // Its secrets are decoded when they are read, and what does not fit is refused there.
             Form::Standard(_) => return Vec::new(),
-            Form::Stripe(keys) | Form::Hmac(_, keys) | Form::Token { tokens: keys, .. } => keys,
+            Form::Stripe(_, keys) | Form::Twilio(keys) | Form::Hmac(_, keys) | Form::Token { tokens: keys, .. } => keys,
         };
         let changed = |change: fn(&SourceKey) -> Option<SourceKey>| keys.iter().filter_map(change).collect::<Vec<_>>();
         let all = [

@@ -27,6 +27,8 @@ pub enum Encoding {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
+    /// Of old; some services sign with it still.
+    Sha1,
     Sha256,
     Sha512,
 }
@@ -64,6 +66,8 @@ pub enum Part {
     Text(String),
     Timestamp,
     Header(String),
+    /// Where the request was sent.
+    Url,
     Body,
 }
 
@@ -71,7 +75,7 @@ pub enum Part {
 pub enum FormError {
     #[error("what is signed must contain {{body}} once: otherwise anybody could change it")]
     Body,
-    #[error("{{{0}}} is none of {{body}}, {{timestamp}} and {{header:<name>}}")]
+    #[error("{{{0}}} is none of {{body}}, {{timestamp}}, {{url}} and {{header:<name>}}")]
     Unknown(String),
     #[error("a {{ without its }}")]
     Open,
@@ -80,7 +84,8 @@ pub enum FormError {
 }
 
 impl SignedText {
-    /// Reads `v0:{timestamp}:{body}` and the like; `{header:<name>}` stands for a header's value.
+    /// Reads `v0:{timestamp}:{body}` and the like; `{header:<name>}` stands for a header's value, `{url}` for where
+    /// the request was sent.
     pub fn parse(text: &str) -> Result<Self, FormError> {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, after)) = rest.split_once('{') {
@@ -91,6 +96,7 @@ impl SignedText {
             parts.push(match (name, name.strip_prefix("header:")) {
                 ("body", _) => Part::Body,
                 ("timestamp", _) => Part::Timestamp,
+                ("url", _) => Part::Url,
                 (_, Some(header)) if !header.is_empty() => Part::Header(header.to_ascii_lowercase()),
                 (other, _) => return Err(FormError::Unknown(other.to_owned())),
             });
@@ -116,6 +122,7 @@ impl fmt::Display for SignedText {
             Part::Text(text) => f.write_str(text),
             Part::Timestamp => f.write_str("{timestamp}"),
             Part::Header(name) => write!(f, "{{header:{name}}}"),
+            Part::Url => f.write_str("{url}"),
             Part::Body => f.write_str("{body}"),
         })
     }

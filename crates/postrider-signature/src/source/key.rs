@@ -5,6 +5,7 @@ use std::fmt;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
+use sha1::Sha1;
 use sha2::{Sha256, Sha512};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -21,6 +22,7 @@ pub struct SourceKey {
 
 #[derive(Clone)]
 enum Keyed {
+    Sha1(Hmac<Sha1>),
     Sha256(Hmac<Sha256>),
     Sha512(Hmac<Sha512>),
 }
@@ -41,6 +43,7 @@ impl SourceKey {
 
     fn new(bytes: Zeroizing<Box<[u8]>>, hash: Hash) -> Self {
         let hash = match hash {
+            Hash::Sha1 => Keyed::Sha1(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")),
             Hash::Sha256 => Keyed::Sha256(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")),
             Hash::Sha512 => Keyed::Sha512(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")),
         };
@@ -57,6 +60,7 @@ impl SourceKey {
             mac.finalize().into_bytes().to_vec()
         }
         match &self.hash {
+            Keyed::Sha1(mac) => hashed(mac.clone(), parts),
             Keyed::Sha256(mac) => hashed(mac.clone(), parts),
             Keyed::Sha512(mac) => hashed(mac.clone(), parts),
         }
@@ -86,6 +90,7 @@ impl SourceKey {
 
     fn with(&self, bytes: &[u8]) -> Self {
         let hash = match self.hash {
+            Keyed::Sha1(_) => Hash::Sha1,
             Keyed::Sha256(_) => Hash::Sha256,
             Keyed::Sha512(_) => Hash::Sha512,
         };

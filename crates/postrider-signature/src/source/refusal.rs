@@ -28,6 +28,8 @@ pub enum Refusal {
         "no signature matches any of {secrets} secrets: it is another secret, or the body is not the bytes that were signed (parsed and written again, or decoded)"
     )]
     NoMatch { secrets: usize },
+    #[error("the sender signs where it sends to, and that is not known here")]
+    UnknownUrl,
 }
 
 impl Refusal {

@@ -15,6 +15,54 @@ fn key(text: &str) -> SourceKey {
     SourceKey::text(text)
 }
 
+fn verify_at(source: &Source, url: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Verified, Refusal> {
+    let header = |name: &str| headers.iter().find(|(given, _)| *given == name).map(|(_, value)| *value);
+    source.verify(&Received::new(&header, body).at(url), NOW)
+}
+
+/// The example in the tests of Twilio's own libraries.
+#[test]
+fn twilios_own_example_is_accepted_at_its_url_only() {
+    let twilio = Source::twilio([key("12345")]);
+    let (url, signature) = ("https://mycompany.com/myapp.php?foo=1&bar=2", "RSOYDt4T1cUTdK1PDd93/VVr8B8=");
+    let body = b"To=%2B18005551212&From=%2B14158675309&Digits=1234&CallSid=CA1234567890ABCDE&Caller=%2B14158675309";
+    let headers = [("x-twilio-signature", signature), ("i-twilio-idempotency-token", "once")];
+    let verified = verify_at(&twilio, url, &headers, body);
+    assert_eq!(verified, Ok(Verified { id: Some("once".to_owned()), signed_at: None }));
+    let refused = Err(Refusal::NoMatch { secrets: 1 });
+    assert_eq!(verify_at(&twilio, "https://mycompany.com/myapp.php?foo=1", &headers, body), refused);
+    assert_eq!(verify_at(&twilio, url, &headers, &body[..body.len() - 1]), refused);
+    assert_eq!(verify_at(&Source::twilio([key("1234")]), url, &headers, body), refused);
+    assert_eq!(verify(&twilio, &headers, body, NOW), Err(Refusal::UnknownUrl));
+    let unreadable = verify_at(&twilio, url, &[("x-twilio-signature", "?")], body);
+    assert!(matches!(unreadable, Err(Refusal::Unreadable { .. })), "{unreadable:?}");
+}
+
+#[test]
+fn what_is_no_form_is_known_to_twilio_by_its_hash_in_the_url() {
+    let hash = hex(&Sha256::digest(BODY));
+    let url = format!("https://example.com/in?bodySHA256={hash}");
+    let signature = STANDARD.encode(key("s").for_hash(Hash::Sha1).tag(&[url.as_bytes()]));
+    let (twilio, headers) = (Source::twilio([key("s")]), [("x-twilio-signature", signature.as_str())]);
+    assert!(verify_at(&twilio, &url, &headers, BODY).is_ok());
+    assert_eq!(verify_at(&twilio, &url, &headers, b"{}"), Err(Refusal::NoMatch { secrets: 1 }));
+}
+
+#[test]
+fn a_form_may_sign_where_it_is_sent() {
+    let signed = SignedText::parse("POST{url}{body}{timestamp}").unwrap();
+    assert_eq!(signed.to_string(), "POST{url}{body}{timestamp}");
+    let timestamp = Some(Timestamp { header: "x-time".to_owned(), unit: TimeUnit::Milliseconds });
+    let form = HmacForm { encoding: Encoding::Base64, timestamp, signed, ..HmacForm::new("x-signature") };
+    let source = Source::hmac(form, [key("s")]).unwrap();
+    let time = format!("{NOW}000");
+    let signature = STANDARD.encode(key("s").tag(&[b"POSThttps://a.example/", BODY, time.as_bytes()]));
+    let headers = [("x-signature", signature.as_str()), ("x-time", time.as_str())];
+    assert!(verify_at(&source, "https://a.example/", &headers, BODY).is_ok());
+    assert_eq!(verify_at(&source, "https://b.example/", &headers, BODY), Err(Refusal::NoMatch { secrets: 1 }));
+    assert_eq!(verify(&source, &headers, BODY, NOW), Err(Refusal::UnknownUrl));
+}
+
 /// In hex, as most write it.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -127,7 +175,7 @@ fn what_is_signed_must_hold_the_body_once_and_nothing_unknown() {
         ("{body}{body}", FormError::Body),
         ("", FormError::Body),
         ("{body", FormError::Open),
-        ("{url}{body}", FormError::Unknown("url".to_owned())),
+        ("{uri}{body}", FormError::Unknown("uri".to_owned())),
         ("{header:}{body}", FormError::Unknown("header:".to_owned())),
     ] {
         assert_eq!(SignedText::parse(text), Err(expected), "{text}");

@@ -135,6 +135,7 @@ fn insert(
         order,
         sequences,
         trace: trace.clone(),
+        headers: content.received.clone().map(|received| received.passed_on).unwrap_or_default(),
     });
     let row = MessageRow {
         app: *app,

@@ -2,7 +2,7 @@
 
 use super::{
     batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, journal, leases, load, memory::Life,
-    node::SimStore, settings, tallies, tasks, tidy,
+    node::SimStore, refused, settings, tallies, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -224,6 +224,10 @@ impl Store for SimStore {
 
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
         self.node.read(|state| settings::applications(&state.tables, &page)).await
+    }
+
+    async fn applications_of(&self, kind: AppKind, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
+        self.node.read(|state| settings::applications_of(&state.tables, kind, &page)).await
     }
 
     async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError> {
@@ -471,6 +475,14 @@ impl Store for SimStore {
 
     async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
         self.node.read(|state| callers::is_revoked(&state.tables, &token, now)).await
+    }
+
+    async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {
+        self.node.turn(move |batch| refused::add(batch, refused)).await
+    }
+
+    async fn refused(&self, app: AppKey, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError> {
+        self.node.read(|state| refused::list(&state.tables, app, &page)).await
     }
 
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {

@@ -209,6 +209,7 @@ fn letter(tables: &Tables, message: MessageKey) -> Arc<Letter> {
             order: None,
             sequences: Vec::new(),
             trace: None,
+            headers: Vec::new(),
         }),
     }
 }

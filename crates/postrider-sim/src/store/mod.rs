@@ -23,6 +23,7 @@ mod load;
 mod log;
 mod memory;
 mod node;
+mod refused;
 mod settings;
 mod settle;
 mod steps;

@@ -7,8 +7,8 @@ use super::{
 };
 use postrider_engine::{AppKey, DeliveryId, EndpointKey, MessageKey, Timestamp, Trigger};
 use postrider_store::{
-    Application, Archived, Before, By, Committed, Cut, Endpoint, EndpointHappened, EventType, Expect, Happened, Order,
-    Page, PutError, Remember,
+    AppKind, Application, Archived, Before, By, Committed, Cut, Endpoint, EndpointHappened, EventType, Expect,
+    Happened, Order, Page, PutError, Remember,
 };
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -81,14 +81,23 @@ pub fn applications(tables: &Tables, page: &Page<AppKey>) -> Vec<Application> {
     found.into_iter().map(|(_, row)| row.record.clone()).collect()
 }
 
+pub fn applications_of(tables: &Tables, kind: AppKind, page: &Page<AppKey>) -> Vec<Application> {
+    let fits = |(_, row): &(&AppKey, &AppRow)| {
+        row.deleted_at.is_none() && row.record.source.is_some() == (kind == AppKind::Source)
+    };
+    on_page(&tables.applications, page, fits).into_iter().map(|(_, row)| row.record.clone()).collect()
+}
+
 pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> bool {
     let found = batch.tables.applications.get_mut(&app).filter(|row| row.deleted_at.is_none());
     let app_uid = found.as_ref().and_then(|row| row.record.uid.clone());
     let deleted = found.map(|row| {
         row.deleted_at = Some(at);
         row.generation += 1;
+        row.record.source = None;
         row.record.uid.take()
     });
+    batch.tables.refused.retain(|_, refused| refused.app != app);
     if let Some(Some(uid)) = &deleted {
         batch.tables.application_uids.remove(uid);
     }

@@ -12,7 +12,8 @@ use postrider_engine::{
 };
 use postrider_store::{
     Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
-    Idempotency, JournalEntry, JournalKey, Letter, Message, TallyCode, TallyOf, TallySpan, Task, TaskKey, TokenId,
+    Idempotency, JournalEntry, JournalKey, Letter, Message, Refused, RefusedKey, TallyCode, TallyOf, TallySpan, Task,
+    TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +56,7 @@ pub struct Tables {
     /// By application and session; none: all of them.
     pub revoked_sessions: BTreeMap<(AppKey, Option<String>), Vec<RevokedRow>>,
     pub audit: BTreeMap<AuditKey, AuditEntry>,
+    pub refused: BTreeMap<RefusedKey, Refused>,
     /// By span, start, subject and event.
     pub tallies: BTreeMap<(TallySpan, Timestamp, TallyOf, TallyCode), u64>,
     pub journal: BTreeMap<JournalKey, JournalEntry>,

@@ -7,6 +7,7 @@ use super::{
     batch::{Batch, Kind},
     callers,
     database::{Grain, oldest_handed},
+    refused,
     tables::{Standing, Tables},
     tallies,
 };
@@ -37,6 +38,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> bool
     more |= forget_answers(batch.tables, now.minus(retention.idempotency));
     more |= callers::forget_revocations(batch.tables, now, SLICE);
     tallies::forget(batch.tables, now);
+    refused::forget(batch.tables, now);
     more |= retire_dead_letters(batch.tables, dead_before);
     more |= forget_tasks(batch.tables, attempts_before);
     // Where they are kept as long as the rest, they go with it.

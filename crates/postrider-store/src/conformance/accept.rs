@@ -24,6 +24,7 @@ pub async fn what_was_accepted_comes_back_the_same<H: Harness>() {
             content_type: Some("text/plain; charset=utf-8".to_owned()),
             ordering_key: (hour % 2 == 0).then(|| "customer \u{1f4ec}".to_owned()),
             deliver_at: None,
+            received: None,
             payload,
         };
         let message = NewMessage { content: content.clone(), ..stage.message(at(hour * HOUR)) };

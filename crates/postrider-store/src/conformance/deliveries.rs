@@ -90,7 +90,13 @@ pub async fn a_heavy_lane_is_loaded_in_parts<H: Harness>() {
 
 pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
-    let content = Content { content_type: Some("text/plain".to_owned()), ..content(b"hello") };
+    let received = Received {
+        passed_on: vec![("x-github-event".to_owned(), "push".to_owned())],
+        kept: vec![("x-hub-signature-256".to_owned(), "sha256=\u{e9}".to_owned())],
+    };
+    let headers = received.passed_on.clone();
+    let content =
+        Content { content_type: Some("text/plain".to_owned()), received: Some(received), ..content(b"hello") };
     let trace = TraceContext {
         parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned(),
         state: Some("congo=t61rcWkgMzE".to_owned()),
@@ -120,6 +126,7 @@ pub async fn a_load_tells_how_far_a_delivery_has_come<H: Harness>() {
         order: None,
         sequences: Vec::new(),
         trace: Some(trace),
+        headers,
     };
     assert_eq!(*delivery.letter, expected);
 }

@@ -93,6 +93,7 @@ pub fn application(key: AppKey, uid: Option<&str>) -> Application {
         name: "Nörd & Söhne".to_owned(),
         rate_limit: Some(7),
         rules: Some(r#"{"in_flight_max":3}"#.to_owned()),
+        source: Some(vec![0, 1, 255]),
         metadata: [("tier".to_owned(), "gold".to_owned())].into(),
         created_at: START,
         updated_at: START,
@@ -175,6 +176,7 @@ pub fn content(payload: &'static [u8]) -> Content {
         content_type: None,
         ordering_key: None,
         deliver_at: None,
+        received: None,
         payload: Bytes::from_static(payload),
     }
 }

@@ -15,6 +15,7 @@ pub mod history;
 pub mod journal;
 pub mod model;
 pub mod order;
+pub mod refused;
 pub mod reopening;
 pub mod sequences;
 pub mod settings;
@@ -134,6 +135,7 @@ macro_rules! conformance {
                 a_change_of_settings_is_announced
                 why_an_endpoint_is_disabled_is_kept
                 lists_of_settings_are_paged_both_ways
+                applications_of_sources_are_listed_apart
                 archived_event_types_are_hidden_unless_asked_for
                 settings_outlive_a_restart_and_a_crash
                 what_waits_for_a_deleted_endpoint_becomes_dead_letters
@@ -141,6 +143,11 @@ macro_rules! conformance {
                 burying_spares_what_arrived_and_was_replayed
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
+            }
+            refused {
+                what_was_refused_comes_back_and_is_paged
+                of_each_source_the_newest_are_kept
+                what_was_refused_is_forgotten_after_its_time_and_with_its_source
             }
             health {
                 how_an_endpoint_fares_is_kept_with_the_outcome

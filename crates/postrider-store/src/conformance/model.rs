@@ -191,6 +191,7 @@ impl Model {
             order: message.content.ordering_key.as_deref().map(OrderKey::of),
             sequences: sequences.clone(),
             trace: trace.clone(),
+            headers: message.content.received.clone().map(|received| received.passed_on).unwrap_or_default(),
         })
     }
 

@@ -410,6 +410,7 @@ impl<H: Harness> Play<H> {
             content_type: (look & 64 != 0).then(|| "text/plain".to_owned()),
             ordering_key: ordering_key.map(|key| format!("key {key}")),
             deliver_at: deliver_in.map(|span| self.now.plus(span)),
+            received: None,
             payload: Bytes::from(vec![look; usize::from(look)]),
         };
         let message = NewMessage {

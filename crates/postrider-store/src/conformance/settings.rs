@@ -21,6 +21,7 @@ pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
         name: String::new(),
         rate_limit: None,
         rules: None,
+        source: None,
         metadata: Metadata::new(),
         updated_at: at(5),
         ..application
@@ -346,6 +347,29 @@ pub async fn lists_of_settings_are_paged_both_ways<H: Harness>() {
     }
     let fetch = async |page| store.event_types(page, Archived::Hide).await.unwrap();
     check_paging(&names, fetch, |found| found.name.clone()).await;
+}
+
+pub async fn applications_of_sources_are_listed_apart<H: Harness>() {
+    let harness = H::fresh(super::Grain::Usual).await;
+    let store = harness.store();
+    let (mut plain, mut of_sources) = (Vec::new(), Vec::new());
+    for number in 0..8 {
+        let key = AppKey::new(store.mint(START).await.unwrap());
+        let source = (number % 3 == 1).then(|| vec![number]);
+        if source.is_some() {
+            of_sources.push(key)
+        } else {
+            plain.push(key)
+        };
+        let application = Application { source, ..application(key, None) };
+        store.put_application(application, Expect::Absent, None).await.unwrap();
+    }
+    let deleted = plain.remove(0);
+    store.delete_application(deleted, at(1)).await.unwrap();
+    for (kind, expected) in [(AppKind::Plain, plain), (AppKind::Source, of_sources)] {
+        let fetch = async |page| store.applications_of(kind, page).await.unwrap();
+        check_paging(&expected, fetch, |found| found.key).await;
+    }
 }
 
 pub async fn archived_event_types_are_hidden_unless_asked_for<H: Harness>() {

@@ -165,6 +165,7 @@ impl Received {
                 order,
                 sequences,
                 trace: message.trace.clone(),
+                headers: Extra::passed_on(message.content.received.clone()),
             });
             self.handed.push((key, handed.clone()));
             self.events.push(Event { to: To::Here, what: Committed::Message { letter, owed: handed } });
@@ -493,6 +494,7 @@ fn extra(incoming: &Incoming<'_>) -> Option<String> {
         deliver_at: content.deliver_at.map(Timestamp::as_millis),
         sequences: incoming.sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
         trace: incoming.message.trace.clone(),
+        received: content.received.clone(),
     };
     (extra != Extra::default()).then(|| to_json(&extra))
 }

@@ -338,6 +338,7 @@ fn letter_from(row: &Row, message: i64) -> Result<Letter> {
             order: None,
             sequences: Vec::new(),
             trace: None,
+            headers: Vec::new(),
         });
     };
     let extra = Extra::read(row.get("extra"))?;
@@ -351,6 +352,7 @@ fn letter_from(row: &Row, message: i64) -> Result<Letter> {
         accepted_at: time_of_key(message),
         sequences: extra.sequences.into_iter().map(|(endpoint, number)| (EndpointKey::new(endpoint), number)).collect(),
         trace: extra.trace,
+        headers: Extra::passed_on(extra.received),
     })
 }
 

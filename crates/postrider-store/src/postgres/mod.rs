@@ -29,6 +29,7 @@ mod pieces;
 mod reach;
 mod readers;
 mod recover;
+mod refused;
 mod schema;
 mod settings;
 mod settle;
@@ -54,6 +55,7 @@ use crate::{
     callers::*,
     journal::*,
     records::*,
+    refused::{Refused, RefusedKey},
     rows::Unreadable,
     shards::{Shards, Tenure},
     store::*,
@@ -392,6 +394,10 @@ impl Store for PostgresStore {
         look!(self.readers, |db| settings::applications(db, &page).await)
     }
 
+    async fn applications_of(&self, kind: AppKind, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
+        look!(self.readers, |db| settings::applications_of(db, kind, &page).await)
+    }
+
     async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError> {
         turn!(self, [], |turn| settings::delete_application(turn, app, at).await)
     }
@@ -634,6 +640,14 @@ impl Store for PostgresStore {
 
     async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
         look!(self.readers, |db| callers::is_revoked(db, &token, now).await)
+    }
+
+    async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {
+        turn!(self, [refused], |turn| refused::add(turn, &refused).await)
+    }
+
+    async fn refused(&self, app: AppKey, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError> {
+        look!(self.readers, |db| refused::list(db, app, &page).await)
     }
 
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {

@@ -11,7 +11,25 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS, HEADERS];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS, HEADERS, SOURCES];
+
+/// `application.source`: what a source is, sealed; an application with it is that source's. `refused`: what came to sources
+/// and was not taken.
+const SOURCES: &str = "
+    ALTER TABLE application ADD COLUMN source bytea;
+    CREATE INDEX application_source ON application (key) WHERE source IS NOT NULL;
+
+    CREATE TABLE refused (
+        key     bigint PRIMARY KEY,
+        app     bigint NOT NULL,
+        at      bigint NOT NULL,
+        status  smallint NOT NULL,
+        reason  text NOT NULL,
+        headers text NOT NULL,
+        body    bytea NOT NULL
+    );
+    CREATE INDEX refused_app ON refused (app, key);
+";
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
 const TALLIES: &str = "

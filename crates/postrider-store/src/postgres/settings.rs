@@ -14,8 +14,8 @@ use super::{
     small, tidy,
 };
 use crate::{
-    Answer, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange, EndpointHappened,
-    EventType, Expect, Order, Page, PutError, Remember,
+    Answer, AppKind, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange,
+    EndpointHappened, EventType, Expect, Order, Page, PutError, Remember,
     rows::{
         codes::{disable_code, disable_of, trigger_code},
         from_json,
@@ -103,12 +103,13 @@ async fn write_application(turn: &mut Turn, application: &Application, expect: E
     }
     let sql = match expect {
         Expect::Absent => {
-            "INSERT INTO application (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING"
+            "INSERT INTO application (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at,
+                 source)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = $2, generation = generation + 1, uid = $3, name = $4, rate_limit = $5,
-                 rules = $6, metadata = $7, created_at = $8, updated_at = $9
+                 rules = $6, metadata = $7, created_at = $8, updated_at = $9, source = $10
              WHERE key = $1 AND version = $2::bigint - 1 AND deleted_at IS NULL"
         }
     };
@@ -125,6 +126,7 @@ async fn write_application(turn: &mut Turn, application: &Application, expect: E
             &to_json(&application.metadata),
             &application.created_at.as_millis(),
             &application.updated_at.as_millis(),
+            &application.source,
         ],
     )
     .await?;
@@ -165,6 +167,7 @@ fn application_from(row: &Row) -> Result<Application> {
         name: row.get("name"),
         rate_limit: rate_from(row),
         rules: row.get("rules"),
+        source: row.get("source"),
         metadata: from_json(row.get("metadata"))?,
         created_at: Timestamp::from_millis(row.get("created_at")),
         updated_at: Timestamp::from_millis(row.get("updated_at")),
@@ -200,6 +203,21 @@ pub async fn applications(db: &Db, page: &Page<AppKey>) -> Result<Vec<Applicatio
     Ok(in_list_order(page, found.iter().map(application_from).collect::<Result<_>>()?))
 }
 
+pub async fn applications_of(db: &Db, kind: AppKind, page: &Page<AppKey>) -> Result<Vec<Application>> {
+    let span = Span::of(page, AppKey::raw);
+    let choice = match kind {
+        AppKind::Plain => "source IS NULL",
+        AppKind::Source => "source IS NOT NULL",
+    };
+    let sql = format!(
+        "SELECT * FROM application WHERE key > $1 AND key < $2 AND {choice} AND deleted_at IS NULL
+         ORDER BY key {} LIMIT $3",
+        span.direction()
+    );
+    let found = rows(db, &sql, &[&span.low, &span.high, &limit(page.limit)]).await?;
+    Ok(in_list_order(page, found.iter().map(application_from).collect::<Result<_>>()?))
+}
+
 /// As many rows as the database can be asked for.
 pub fn limit(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
@@ -209,11 +227,12 @@ pub async fn delete_application(turn: &mut Turn, app: AppKey, at: Timestamp) -> 
     let ending = ending(turn.db(), app, None).await?;
     let deleted = execute(
         turn.db(),
-        "UPDATE application SET deleted_at = $2, uid = NULL, generation = generation + 1
+        "UPDATE application SET deleted_at = $2, uid = NULL, source = NULL, generation = generation + 1
          WHERE key = $1 AND deleted_at IS NULL",
         &[&app.raw(), &at.as_millis()],
     )
     .await?;
+    execute(turn.db(), "DELETE FROM refused WHERE app = $1", &[&app.raw()]).await?;
     execute(
         turn.db(),
         "UPDATE endpoint SET deleted_at = $2, uid = NULL, sealed = '' WHERE app = $1 AND deleted_at IS NULL",

@@ -15,7 +15,7 @@ use super::{
     execute,
     jobs::Turn,
     pieces::{self, Piece},
-    recover, rows, settings, tallies,
+    recover, refused, rows, settings, tallies,
 };
 use crate::{IDEMPOTENCY_MEMORY, Retention};
 use postrider_engine::{
@@ -50,6 +50,7 @@ pub async fn tidy(turn: &mut Turn, now: Timestamp, retention: Retention) -> Resu
     more |= forget_answers(turn, now.minus(retention.idempotency)).await?;
     more |= callers::forget_revocations(turn, now, SLICE).await?;
     more |= tallies::forget(turn, now, SLICE).await?;
+    more |= refused::forget(turn, now, SLICE).await?;
     more |= forget_repeats(turn, now.minus(IDEMPOTENCY_MEMORY)).await?;
     more |= retire_dead_letters(turn, now.minus(retention.dead_letters)).await?;
     more |= forget_jobs(turn, attempts_before).await?;

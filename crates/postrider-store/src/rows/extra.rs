@@ -1,7 +1,7 @@
 //! The parts of a message that share a column.
 
 use super::{Unreadable, from_json};
-use crate::{Content, TraceContext};
+use crate::{Content, Received, TraceContext};
 use bytes::Bytes;
 use postrider_engine::{OrderKey, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -26,12 +26,19 @@ pub struct Extra {
     pub sequences: Vec<(i64, u64)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceContext>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<Received>,
 }
 
 impl Extra {
     /// Of a message's `extra` column.
     pub fn read(column: Option<&str>) -> Result<Self, Unreadable> {
         Ok(column.map(from_json).transpose()?.unwrap_or_default())
+    }
+
+    /// What goes along of the headers that it came with.
+    pub fn passed_on(received: Option<Received>) -> Vec<(String, String)> {
+        received.map(|received| received.passed_on).unwrap_or_default()
     }
 
     pub fn order(&self) -> Option<OrderKey> {
@@ -60,6 +67,7 @@ pub fn content(
         content_type: extra.content_type,
         ordering_key: extra.ordering_key,
         deliver_at: extra.deliver_at.map(Timestamp::from_millis),
+        received: extra.received,
         payload: payload.map(Bytes::from).unwrap_or_default(),
     };
     Ok((content, gone))

@@ -68,6 +68,7 @@ pub fn accept(
             order,
             sequences,
             trace,
+            headers: Extra::passed_on(content.received),
         });
         batch.announce(Committed::Message { letter, owed });
     }
@@ -102,7 +103,7 @@ pub const WHOLE_LANE: i64 = 0;
 
 fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(EndpointKey, u64)]) -> rusqlite::Result<()> {
     let (connection, piece) = (&batch.transaction, batch.current_piece());
-    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, payload } =
+    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, received, payload } =
         &message.content;
     let extra = Extra {
         event_id: event_id.clone(),
@@ -113,6 +114,7 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(Endpo
         deliver_at: deliver_at.map(Timestamp::as_millis),
         sequences: sequences.iter().map(|(endpoint, number)| (endpoint.raw(), *number)).collect(),
         trace: message.trace.clone(),
+        received: received.clone(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
     piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((

@@ -281,6 +281,7 @@ fn letter(connection: &Connection, pieces: &[Piece], message: i64) -> rusqlite::
         order: None,
         sequences: Vec::new(),
         trace: None,
+        headers: Vec::new(),
     }))
 }
 
@@ -296,6 +297,7 @@ fn letter_from(row: &Row<'_>, message: i64) -> rusqlite::Result<Letter> {
         accepted_at: time_of_key(message),
         sequences: extra.sequences.into_iter().map(|(endpoint, number)| (EndpointKey::new(endpoint), number)).collect(),
         trace: extra.trace,
+        headers: Extra::passed_on(extra.received),
     })
 }
 

@@ -22,6 +22,7 @@ mod outstanding;
 mod pieces;
 mod readers;
 mod recover;
+mod refused;
 mod repeats;
 mod schema;
 mod settings;
@@ -43,6 +44,7 @@ use crate::{
     intake::{self, Intake},
     journal::*,
     records::*,
+    refused::{Refused, RefusedKey},
     rows::{Unreadable, minter::Minter},
     shards::{Shards, Tenure},
     step,
@@ -255,7 +257,7 @@ fn greatest_key(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<i
     let settings: i64 = connection.query_row(
         "SELECT max(coalesce((SELECT max(key) FROM application), 0), coalesce((SELECT max(key) FROM endpoint), 0),
                     coalesce((SELECT max(key) FROM job), 0), coalesce((SELECT max(key) FROM api_key), 0),
-                    coalesce((SELECT max(key) FROM audit), 0))",
+                    coalesce((SELECT max(key) FROM audit), 0), coalesce((SELECT max(key) FROM refused), 0))",
         [],
         |row| row.get(0),
     )?;
@@ -413,6 +415,10 @@ impl Store for SqliteStore {
 
     async fn applications(&self, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
         self.readers.run(move |connection, _| settings::applications(connection, &page)).await
+    }
+
+    async fn applications_of(&self, kind: AppKind, page: Page<AppKey>) -> Result<Vec<Application>, StoreError> {
+        self.readers.run(move |connection, _| settings::applications_of(connection, kind, &page)).await
     }
 
     async fn delete_application(&self, app: AppKey, at: Timestamp) -> Result<bool, StoreError> {
@@ -683,6 +689,14 @@ impl Store for SqliteStore {
 
     async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
         self.readers.run(move |connection, _| callers::is_revoked(connection, &token, now)).await
+    }
+
+    async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {
+        self.writer.run(move |batch| refused::add(batch, &refused)).await
+    }
+
+    async fn refused(&self, app: AppKey, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError> {
+        self.readers.run(move |connection, _| refused::list(connection, app, &page)).await
     }
 
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {

@@ -31,7 +31,26 @@ const MIGRATIONS: &[Migration] = &[
     Migration { tables: JOURNAL, each_piece: "" },
     Migration { tables: ALARMS, each_piece: "" },
     Migration { tables: "", each_piece: "ALTER TABLE attempt_{n} ADD COLUMN headers BLOB;" },
+    Migration { tables: SOURCES, each_piece: "" },
 ];
+
+/// `application.source`: what a source is, sealed; an application with it is that source's. `refused`: what came to sources
+/// and was not taken.
+const SOURCES: &str = "
+    ALTER TABLE application ADD COLUMN source BLOB;
+    CREATE INDEX application_source ON application (key) WHERE source IS NOT NULL;
+
+    CREATE TABLE refused (
+        key     INTEGER PRIMARY KEY,
+        app     INTEGER NOT NULL,
+        at      INTEGER NOT NULL,
+        status  INTEGER NOT NULL,
+        reason  TEXT NOT NULL,
+        headers TEXT NOT NULL,
+        body    BLOB NOT NULL
+    );
+    CREATE INDEX refused_app ON refused (app, key);
+";
 
 /// Time comes first: what is written now lies together, and so does what is forgotten.
 const TALLIES: &str = "

@@ -10,8 +10,8 @@ use super::{
     writer::Batch,
 };
 use crate::{
-    Answer, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange, EndpointHappened,
-    EventType, Expect, Order, Page, PutError, Remember,
+    Answer, AppKind, Application, Archived, Before, By, Committed, Cut, Disabled, Endpoint, EndpointChange,
+    EndpointHappened, EventType, Expect, Order, Page, PutError, Remember,
     rows::{
         codes::{disable_code, disable_of, trigger_of},
         from_json,
@@ -94,12 +94,12 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     let sql = match expect {
         Expect::Absent => {
             "INSERT OR IGNORE INTO application
-                 (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at)
-             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :metadata, :created_at, :updated_at)"
+                 (key, version, uid, name, rate_limit, rules, source, metadata, created_at, updated_at)
+             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :source, :metadata, :created_at, :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = :version, uid = :uid, name = :name, rate_limit = :rate_limit,
-                 rules = :rules, metadata = :metadata, created_at = :created_at, updated_at = :updated_at
+                 rules = :rules, source = :source, metadata = :metadata, created_at = :created_at, updated_at = :updated_at
              WHERE key = :key AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -110,6 +110,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":name": application.name,
         ":rate_limit": application.rate_limit,
         ":rules": application.rules,
+        ":source": application.source,
         ":metadata": to_json(&application.metadata),
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
@@ -145,6 +146,7 @@ fn application_from(row: &Row<'_>) -> rusqlite::Result<Application> {
         name: row.get("name")?,
         rate_limit: row.get("rate_limit")?,
         rules: row.get("rules")?,
+        source: row.get("source")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
@@ -175,12 +177,37 @@ pub fn applications(connection: &Connection, page: &Page<AppKey>) -> rusqlite::R
     Ok(in_list_order(page, rows))
 }
 
+pub fn applications_of(
+    connection: &Connection,
+    kind: AppKind,
+    page: &Page<AppKey>,
+) -> rusqlite::Result<Vec<Application>> {
+    let span = Span::of(page, AppKey::raw);
+    let choice = match kind {
+        AppKind::Plain => "source IS NULL",
+        AppKind::Source => "source IS NOT NULL",
+    };
+    let sql = format!(
+        "SELECT * FROM application WHERE key > ?1 AND key < ?2 AND {choice} AND deleted_at IS NULL
+         ORDER BY key {} LIMIT ?3",
+        span.direction()
+    );
+    let rows = connection
+        .prepare_cached(&sql)?
+        .query_map((span.low, span.high, page.limit), application_from)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(in_list_order(page, rows))
+}
+
 pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> rusqlite::Result<bool> {
     let ending = ending(&batch.transaction, app, None)?;
     let deleted = batch
         .transaction
-        .prepare_cached("UPDATE application SET deleted_at = ?2, uid = NULL WHERE key = ?1 AND deleted_at IS NULL")?
+        .prepare_cached(
+            "UPDATE application SET deleted_at = ?2, uid = NULL, source = NULL WHERE key = ?1 AND deleted_at IS NULL",
+        )?
         .execute((app.raw(), at.as_millis()))?;
+    batch.transaction.prepare_cached("DELETE FROM refused WHERE app = ?1")?.execute([app.raw()])?;
     batch
         .transaction
         .prepare_cached(

@@ -11,6 +11,7 @@ use super::{
     accept::{WHOLE_LANE, unpack},
     callers, load,
     pieces::{Piece, first_key_at, piece_of, time_of_key, within},
+    refused,
     schema::PIECE_TABLES,
     tallies,
     writer::{Batch, note, noted},
@@ -50,6 +51,7 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     more |= forget_answers(batch, now.minus(retention.idempotency))?;
     more |= callers::forget_revocations(batch, now, SLICE)?;
     more |= tallies::forget(batch, now, SLICE)?;
+    more |= refused::forget(batch, now, SLICE)?;
     more |= retire_dead_letters(batch, dead_before)?;
     more |= forget_jobs(batch, attempts_before)?;
     if payloads_before > all_before {

@@ -217,6 +217,7 @@ fn content(event_type: &str, payload: Bytes) -> Content {
         content_type: None,
         ordering_key: None,
         deliver_at: None,
+        received: None,
         payload,
     }
 }

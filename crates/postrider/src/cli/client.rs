@@ -163,6 +163,13 @@ impl Client {
         Ok(Self { server, token: Hidden::new(token), authorities: None })
     }
 
+    /// The same server, for what is not right below its API.
+    pub fn under(mut self, part: &str) -> anyhow::Result<Self> {
+        let room = self.server.path_segments_mut();
+        room.map_err(|()| Usage("the server's URL has no room for a path".to_owned()))?.pop_if_empty().push(part);
+        Ok(self)
+    }
+
     pub async fn get(&self, path: &[&str], query: &[(&'static str, String)]) -> anyhow::Result<Answer> {
         self.call(Method::GET, path, query, Bytes::new()).await
     }

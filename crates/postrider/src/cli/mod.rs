@@ -30,6 +30,7 @@ mod schedule;
 mod script;
 mod send;
 mod serve;
+mod sources;
 mod tail;
 mod tasks;
 mod token;
@@ -91,6 +92,8 @@ enum Command {
     Messages(messages::Args),
     /// Add, list, look at, pause and resume endpoints
     Endpoints(endpoints::Args),
+    /// Make and list sources, whose URLs other services send to, and see what they refused
+    Sources(sources::Args),
     /// Look at what was given up, and why
     DeadLetters(dead_letters::Args),
     /// Send again what did not arrive, or what is asked for
@@ -142,6 +145,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Tail(args) => on_runtime(tail::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
+        Command::Sources(args) => on_runtime(sources::run(args)),
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
         Command::Replay(args) => on_runtime(replay::run(args)),
         Command::Tasks(args) => on_runtime(tasks::run(args)),

@@ -263,7 +263,15 @@ impl Carrier {
         let (id, signature) = (own(id), own(signature));
 
         let mut headers = endpoint.headers.clone();
-        headers.reserve(11);
+        headers.reserve(11 + parcel.cargo.headers.len());
+        for (name, value) in &parcel.cargo.headers {
+            // What the endpoint's owner says goes before what came with the message.
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value))
+                && !endpoint.headers.contains_key(&name)
+            {
+                headers.append(name, value);
+            }
+        }
         for names in [WEBHOOK_HEADERS, SVIX_HEADERS] {
             headers.insert(HeaderName::from_static(names.id), id.clone());
             headers.insert(HeaderName::from_static(names.timestamp), HeaderValue::from(timestamp));

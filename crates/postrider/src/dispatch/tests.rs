@@ -72,6 +72,7 @@ fn message(number: i64) -> Committed {
         order: None,
         sequences: Vec::new(),
         trace: None,
+        headers: Vec::new(),
     };
     Committed::Message { letter: Arc::new(letter), owed: vec![EndpointKey::new(1)] }
 }

@@ -18,7 +18,7 @@ use axum::{
 };
 use http::{StatusCode, request::Parts};
 use postrider_engine::{AppKey, Timestamp};
-use postrider_store::{Application, By, Cut, Expect, OPERATIONAL, Order, Page, PutError};
+use postrider_store::{AppKind, Application, By, Cut, Expect, OPERATIONAL, Order, Page, PutError};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 use utoipa::ToSchema;
@@ -90,7 +90,8 @@ impl ApplicationOut {
     fn of(ids: &IdCodec, application: Application) -> Self {
         Self {
             id: ids.id_of(application.key),
-            uid: application.uid,
+            // That of a source leads to the source.
+            uid: application.uid.filter(|_| application.source.is_none()),
             name: application.name,
             metadata: application.metadata,
             throttle_rate: application.rate_limit,
@@ -134,6 +135,7 @@ impl Wanted {
             name: self.name,
             rate_limit: self.rate_limit,
             rules: self.rules.apply(None).to_store(),
+            source: None,
             metadata: self.metadata,
             created_at: now,
             updated_at: now,
@@ -142,7 +144,13 @@ impl Wanted {
 
     fn replace(self, old: &Application, now: Timestamp) -> Application {
         let rules = self.rules.clone().apply(old.rules.as_deref()).to_store();
-        Application { version: old.version + 1, rules, created_at: old.created_at, ..self.create(old.key, now) }
+        Application {
+            version: old.version + 1,
+            rules,
+            source: old.source.clone(),
+            created_at: old.created_at,
+            ..self.create(old.key, now)
+        }
     }
 }
 
@@ -199,6 +207,16 @@ fn check_rules(api: &Api, old: Option<&Application>, new: &Application) -> Resul
     api.check_rules(&[], old.and_then(|old| old.rules.as_deref()), new.rules.as_deref())
 }
 
+/// What a source is called, and whether there is one, is said by the source.
+fn refuse_source(application: Option<&Application>) -> Result<(), Error> {
+    match application {
+        Some(Application { source: Some(_), .. }) => {
+            Err(Error::Conflict("This application is a source's; change the source instead".into()))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// List the applications.
 #[utoipa::path(get, path = "/api/v1/app", operation_id = "v1.application.list", tag = "Application",
     params(
@@ -219,7 +237,7 @@ async fn list(State(api): State<Arc<Api>>, environment: Environment, mut query: 
     }
     let asked = Asked::take_ordered(&mut query, &api.ids, Order::Ascending)?;
     query.finish()?;
-    let mut rows = environment.store().applications(without_operational(asked.page())).await?;
+    let mut rows = environment.store().applications_of(AppKind::Plain, without_operational(asked.page())).await?;
     // At the other end of the list, it is the row too many, or there is none.
     rows.retain(|row| row.key != OPERATIONAL);
     let list = asked.answer(rows, &api.ids, |row| row.key, |row| ApplicationOut::of(&api.ids, row));
@@ -307,6 +325,7 @@ async fn put(
         }
         let now = (api.clock)();
         let old = environment.store().application(by.clone()).await?;
+        refuse_source(old.as_ref())?;
         let (status, new, expect) = match (&old, &by) {
             (Some(old), _) => (StatusCode::OK, wanted.replace(old, now), Expect::Version(old.version)),
             (None, By::Uid(uid)) if wanted.uid.as_ref() == Some(uid) => {
@@ -349,6 +368,7 @@ async fn patch(
     for _ in 0..TRIES_MAX {
         let patch: ApplicationPatch = parse(&body)?;
         let old = app.store.application().await?.ok_or(Error::NotFound)?;
+        refuse_source(Some(&old))?;
         let new = patch.apply(&old, (api.clock)())?;
         if new.rules != old.rules {
             check_rules(&api, Some(&old), &new)?;
@@ -371,6 +391,7 @@ async fn patch(
 async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
     app.require_environment()?;
     query.finish()?;
+    refuse_source(Some(&app.entry.application))?;
     let deleted = app.store.delete_application((api.clock)()).await?;
     api.directory.changed(app.key());
     if deleted { Ok(StatusCode::NO_CONTENT) } else { Err(Error::NotFound) }

@@ -570,6 +570,7 @@ mod tests {
                 content_type: None,
                 ordering_key: None,
                 deliver_at: None,
+                received: None,
                 payload: Bytes::from(r#"{"secret":1}"#),
             },
             payload_gone: false,

@@ -16,6 +16,8 @@ use super::{
 use crate::{
     credentials::{Bearer, InDoubt, Refusal, scopes::Scope},
     directory::AppEntry,
+    ids::SourceKey,
+    sources,
     tokens::{Access, Capability, Principal},
 };
 use axum::extract::{FromRequestParts, RawPathParams};
@@ -199,6 +201,40 @@ impl FromRequestParts<Arc<Api>> for InOperation {
     }
 }
 
+/// The application of the source that the path names, which only the holder of a token for all applications sees by this name.
+pub struct InSource {
+    pub app: InApp,
+    pub environment: Environment,
+    pub caller: Caller,
+}
+
+impl FromRequestParts<Arc<Api>> for InSource {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Error> {
+        let caller = Caller::from_request_parts(parts, api).await?;
+        let environment = caller.environment(api)?;
+        let params = path_params(parts).await?;
+        let by = param(&params, "source_id").and_then(|id| source_by(api, id)).ok_or(Error::NotFound)?;
+        let entry = api.directory.application(&by).await?.filter(|entry| entry.source.is_some());
+        let entry = entry.ok_or(Error::NotFound)?;
+        if let Some(Notice(noticed)) = parts.extensions.get() {
+            let _ = noticed.app.set(entry.application.key);
+        }
+        let store = api.records.tenant(entry.application.key);
+        let app = InApp { entry, store, principal: Principal::Environment, params };
+        Ok(Self { app, environment, caller })
+    }
+}
+
+/// What names a source, as its application is known.
+pub fn source_by(api: &Api, id: &str) -> Option<By<AppKey>> {
+    Some(match api.ids.by::<SourceKey>(id)? {
+        By::Key(SourceKey(app)) => By::Key(app),
+        By::Uid(uid) => By::Uid(sources::app_uid(&uid)),
+    })
+}
+
 /// It is made when it is first asked for.
 async fn operational(api: &Api, environment: &Environment) -> Result<Arc<AppEntry>, Error> {
     let by = By::Key(OPERATIONAL);
@@ -213,6 +249,7 @@ async fn operational(api: &Api, environment: &Environment) -> Result<Arc<AppEntr
         name: "Operational webhooks".to_owned(),
         rate_limit: None,
         rules: None,
+        source: None,
         metadata: Metadata::new(),
         created_at: now,
         updated_at: now,

@@ -1,5 +1,6 @@
 //! Endpoints: where an application's messages go, and which of them.
 
+pub mod ingest;
 pub mod operational;
 
 use super::{

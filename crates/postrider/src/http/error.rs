@@ -21,6 +21,8 @@ pub enum Error {
     MethodNotAllowed,
     InvalidToken,
     InsufficientAccess,
+    /// What a source was sent is not what it was told to believe.
+    Unverified,
     /// Values in the body, or a list's position, that cannot be used.
     Invalid(Vec<Flaw>),
     /// A query value of the wrong type, or a parameter that we do not know.
@@ -89,7 +91,7 @@ impl Error {
         match self {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Self::InvalidToken => StatusCode::UNAUTHORIZED,
+            Self::InvalidToken | Self::Unverified => StatusCode::UNAUTHORIZED,
             Self::InsufficientAccess => StatusCode::FORBIDDEN,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::BadQuery(_) | Self::InvalidRange(_) | Self::LimitReached(_) | Self::BrokenBody => {
@@ -111,6 +113,9 @@ impl Error {
             Self::NotFound => ("not_found", "Entity not found".into()),
             Self::MethodNotAllowed => ("method_not_allowed", "This path does not have this method".into()),
             Self::InvalidToken => ("authentication_failed", "Invalid token".into()),
+            Self::Unverified => {
+                ("verification_failed", "The request could not be verified; the log of the source says why".into())
+            }
             Self::InsufficientAccess => ("insufficient access", "This token may not do that".into()),
             Self::Invalid(flaws) => ("validation", flaws.into_iter().map(|flaw| flaw.msg).collect::<String>().into()),
             Self::BadQuery(detail) => ("generic_error", detail.into()),
@@ -129,6 +134,16 @@ impl Error {
             Self::Crowded(detail) => ("unavailable", detail.into()),
             Self::NotImplemented(detail) => ("not_implemented", detail.into()),
             Self::Internal => ("server_error", "Internal server error".into()),
+        }
+    }
+
+    /// What is wrong, in words, for a log.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Invalid(flaws) => flaws.iter().map(|flaw| flaw.msg.as_str()).collect::<Vec<_>>().join("; "),
+            Self::UnsupportedMedia(detail) => (*detail).to_owned(),
+            Self::TooLarge { bytes_max } => format!("The body is larger than {bytes_max} bytes"),
+            other => other.status().to_string(),
         }
     }
 

@@ -121,6 +121,7 @@ impl<'a> Draft<'a> {
             content_type,
             ordering_key: message.ordering_key.map(|key| key.0),
             deliver_at: message.deliver_at.map(|time| time.0),
+            received: None,
             payload,
         };
         Ok(Self { content, keep_payload, application: message.application, json })

@@ -32,9 +32,13 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use hyper::body::Body;
 use postrider_engine::{AppKey, MessageKey, Timestamp};
-use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, StoreError, TraceContext, step};
+use postrider_store::{AcceptError, Accepted, By, Content, Message, Order, Received, StoreError, TraceContext, step};
 use serde::{Deserialize, Serialize};
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -66,6 +70,9 @@ pub struct MessageOut<'a> {
     /// As it was handed in; `{}` if no content was asked for; `{"expired": true}` if it is gone.
     #[schema(value_type = Object)]
     payload: Shown<'a>,
+    /// The headers that it came with, if another service sent it to a source; without credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received_headers: Option<BTreeMap<String, String>>,
     timestamp: Time,
 }
 
@@ -76,8 +83,9 @@ impl<'a> MessageOut<'a> {
     }
 
     fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
-        let Content { event_type, event_id, channels, tags, content_type: _, ordering_key, deliver_at, payload: _ } =
-            content;
+        let Content { event_type, event_id, channels, tags, ordering_key, deliver_at, received, .. } = content;
+        // They go with the payload.
+        let is_shown = !matches!(payload, Shown::Withheld | Shown::Gone);
         Self {
             id: ids.id_of(key),
             event_type,
@@ -87,9 +95,22 @@ impl<'a> MessageOut<'a> {
             ordering_key,
             deliver_at: deliver_at.map(Time),
             payload,
+            received_headers: received.filter(|_| is_shown).map(received_headers),
             timestamp: Time(at),
         }
     }
+}
+
+/// Those of one name together, as HTTP has it.
+fn received_headers(received: Received) -> BTreeMap<String, String> {
+    let mut headers: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in received.passed_on.into_iter().chain(received.kept) {
+        match headers.entry(name) {
+            Entry::Vacant(vacant) => drop(vacant.insert(value)),
+            Entry::Occupied(mut known) => *known.get_mut() = format!("{}, {value}", known.get()),
+        }
+    }
+    headers
 }
 
 /// Create a message.
@@ -235,7 +256,7 @@ impl HandedIn {
 
 /// What we delivered and what comes back as a message would be delivered again, and come back again. A 4xx, so that whoever
 /// sent it, and it may be us, does not try it once more.
-fn refuse_own(headers: &HeaderMap, api: &Api) -> Result<(), Error> {
+pub(super) fn refuse_own(headers: &HeaderMap, api: &Api) -> Result<(), Error> {
     let mut seen = headers.get_all(LOOP_HEADER).iter().peekable();
     if seen.peek().is_none() {
         return Ok(());
@@ -252,7 +273,7 @@ fn refuse_own(headers: &HeaderMap, api: &Api) -> Result<(), Error> {
 
 /// A connection can be used again only when what was sent on it has been taken off. For a small body that is cheaper than
 /// another connection.
-async fn turn_away(request: Request, why: Error) -> Response {
+pub(super) async fn turn_away(request: Request, why: Error) -> Response {
     let is_small = request.body().size_hint().exact().is_some_and(|bytes| bytes <= DISCARDED_MAX);
     // Whoever asks first would send it only because we read.
     let asks_first = request.headers().contains_key(header::EXPECT);
@@ -433,6 +454,7 @@ mod tests {
                 content_type: content_type.map(str::to_owned),
                 ordering_key: None,
                 deliver_at: None,
+                received: None,
                 payload: Bytes::from(payload),
             },
             payload_gone: false,

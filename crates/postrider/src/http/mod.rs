@@ -45,6 +45,9 @@ pub mod schedules;
 pub mod search;
 pub mod send_example;
 pub mod server;
+pub mod source_ingest;
+pub mod source_log;
+pub mod sources;
 pub mod statistics;
 pub mod stats;
 pub mod status;
@@ -79,6 +82,7 @@ use http::{Uri, uri::PathAndQuery};
 use postrider_engine::{Timestamp, policy::Layer};
 use postrider_store::ApiKeyKey;
 use rand::rngs::StdRng;
+use source_log::Refusals;
 use std::sync::{Arc, Mutex};
 use tail::Tails;
 use tower::ServiceExt;
@@ -102,6 +106,7 @@ pub struct Api {
     pub key_guesses: Guesses<ApiKeyKey>,
     pub tails: Tails,
     pub standings: Standings,
+    pub refusals: Refusals,
     pub rng: Mutex<StdRng>,
     pub settings: ApiSettings,
 }
@@ -146,7 +151,7 @@ impl Default for ApiSettings {
 pub fn router(api: Arc<Api>) -> Router {
     let (_, document) = routes().split_for_parts();
     let (managed, _) = managed().split_for_parts();
-    let (ingest, _) = messages::ingest().split_for_parts();
+    let (ingest, _) = messages::ingest().merge(source_ingest::routes()).split_for_parts();
     let routes = managed
         .route_layer(from_fn_with_state(Arc::clone(&api), audit::keep))
         .merge(ingest)
@@ -165,10 +170,10 @@ pub fn router(api: Arc<Api>) -> Router {
 
 /// The routes of the API, each with its description for the OpenAPI document.
 fn routes() -> OpenApiRouter<Arc<Api>> {
-    managed().merge(messages::ingest())
+    managed().merge(messages::ingest()).merge(source_ingest::routes())
 }
 
-/// All but the way in for messages.
+/// All but the ways in for messages.
 fn managed() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .merge(alerts::routes())
@@ -184,6 +189,7 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(endpoint_oauth::routes())
         .merge(endpoint_secrets::routes())
         .merge(endpoints::routes())
+        .merge(endpoints::ingest::routes())
         .merge(endpoints::operational::routes())
         .merge(operational_deliveries::routes())
         .merge(event_types::routes())
@@ -198,6 +204,8 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(schedules::routes())
         .merge(search::routes())
         .merge(send_example::routes())
+        .merge(source_log::routes())
+        .merge(sources::routes())
         .merge(stats::routes())
         .merge(statistics::routes())
         .merge(usage::routes())

@@ -3,7 +3,7 @@
 use super::{
     Api, ApiSettings,
     applications::{ApplicationIn, find_or_create},
-    auth::{Caller, Environment, InApp},
+    auth::{Caller, Environment, InApp, InSource},
     error::{Error, HttpErrorOut, HttpValidationError},
     extract::{JsonBytes, NoBody, Query, parse, path_params},
     fields::{Several, TypeName},
@@ -31,13 +31,14 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 pub fn routes() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .routes(routes!(access))
+        .routes(routes!(source_access))
         .routes(routes!(expire_all))
         .routes(routes!(logout))
         .routes(routes!(revoke))
         .routes(routes!(whoami))
 }
 
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AppPortalAccessIn {
     /// Creates the application on the way, if there is none under the path's name yet.
@@ -112,8 +113,19 @@ async fn access(
     check_covers(&caller, &access)?;
     let session = wanted.session_id.map(|session| session.0);
     let app = find(&api, &environment, &name, wanted.application).await?.application.key;
+    link(&api, app, &access, session, expiry, &headers)
+}
+
+fn link(
+    api: &Api,
+    app: AppKey,
+    access: &Access,
+    session: Option<String>,
+    expiry: Duration,
+    headers: &HeaderMap,
+) -> Result<Response, Error> {
     // A repetition gets a token of its own. It changes nothing, and a kept answer would lay a credential open.
-    let minted = api.credentials.tokens().mint_session(app, &access, session, (api.clock)(), expiry);
+    let minted = api.credentials.tokens().mint_session(app, access, session, (api.clock)(), expiry);
     let token = minted.map_err(|fault| match fault {
         MintError::NoPrivateKey => Error::NotImplemented("This server checks tokens and cannot make them"),
         MintError::Sign(_) | MintError::Random(_) => {
@@ -121,8 +133,45 @@ async fn access(
             Error::Internal
         }
     })?;
-    let base = base_url(&api.settings, &headers).ok_or(Error::Internal)?;
+    let base = base_url(&api.settings, headers).ok_or(Error::Internal)?;
     Ok(json(StatusCode::OK, &AppPortalAccessOut { url: format!("{base}/portal#key={token}"), token }))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct IngestSourceConsumerPortalAccessIn {
+    /// In seconds, from an hour to a week; a week if absent.
+    #[schema(minimum = 3600, maximum = 604800)]
+    expiry: Option<u64>,
+    read_only: Option<bool>,
+}
+
+/// Make a link to the portal of a source.
+#[utoipa::path(post, path = "/ingest/api/v1/source/{source_id}/dashboard",
+    operation_id = "v1.ingest.authentication.consumer-portal-access", tag = "Ingest Authentication",
+    params(
+        ("source_id" = String, Path, description = "The source's id or uid"),
+        ("idempotency-key" = Option<String>, Header),
+    ),
+    request_body = IngestSourceConsumerPortalAccessIn,
+    responses(
+        (status = 200, body = AppPortalAccessOut),
+        (status = 404, body = HttpErrorOut),
+        (status = 422, body = HttpValidationError),
+    ))]
+async fn source_access(
+    State(api): State<Arc<Api>>,
+    source: InSource,
+    headers: HeaderMap,
+    query: Query,
+    JsonBytes(body): JsonBytes,
+) -> Result<Response, Error> {
+    query.finish()?;
+    let IngestSourceConsumerPortalAccessIn { expiry, read_only } = parse(&body)?;
+    let wanted = AppPortalAccessIn { expiry, read_only, ..AppPortalAccessIn::default() };
+    let (access, expiry) = wanted.access()?;
+    check_covers(&source.caller, &access)?;
+    link(&api, source.app.key(), &access, None, expiry, &headers)
 }
 
 /// Nobody gives away more than he has.
@@ -334,7 +383,7 @@ async fn find(
 }
 
 /// Where the outside reaches us: as it is set, or else as the caller did.
-fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
+pub(super) fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
     if let Some(url) = &settings.public_url {
         return Some(url.trim_end_matches('/').to_owned());
     }

@@ -77,6 +77,7 @@ async fn send(
             content_type: None,
             ordering_key: None,
             deliver_at: None,
+            received: None,
             payload: Bytes::from(payload),
         },
         payload_expires_at: None,

@@ -56,13 +56,15 @@ pub fn content(identity: &Identity, row: &Row, body_max: usize, now: Timestamp) 
         content_type: row.content_type.clone(),
         ordering_key: row.ordering_key.clone(),
         deliver_at: row.deliver_at,
+        received: None,
         payload,
     })
 }
 
 /// By what the store recognises the row within a day, also if the application's name has moved meanwhile.
 pub fn idempotency(identity: &Identity, row: i64, content: &Content) -> Idempotency {
-    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, payload } = content;
+    let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, received: _, payload } =
+        content;
     let deliver_at = deliver_at.map(Timestamp::as_millis);
     let head = (event_type, event_id, channels, tags, content_type, ordering_key, deliver_at);
     let mut request = Sha256::new();

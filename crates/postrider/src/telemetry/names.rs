@@ -54,6 +54,9 @@ pub fn begin() {
     ] {
         metrics::counter!(name).increment(0);
     }
+    for outcome in ["accepted", "repeated", "asked", "refused", "unknown", "limited", "busy", "failed"] {
+        metrics::counter!("postrider_source_requests_total", "outcome" => outcome).increment(0);
+    }
     for outcome in ["sent", "given_up"] {
         metrics::counter!("postrider_alert_mails_total", "outcome" => outcome).increment(0);
     }
@@ -121,6 +124,11 @@ pub const METRICS: &[Metric] = &[
     counter("postrider_messages_accepted_total", "Messages stored; repetitions are not counted."),
     counter("postrider_messages_shed_total", "Messages turned away because enough were on their way in."),
     counter("postrider_messages_limited_total", "Messages turned away because their tenant handed in too many."),
+    counter("postrider_source_requests_total", "Requests to sources' URLs, by what became of them."),
+    counter(
+        "postrider_source_log_dropped_total",
+        "Refused requests to sources that were not noted in the source's log.",
+    ),
     counter("postrider_attempts_total", "Attempts, by how they were judged."),
     histogram(ATTEMPT_DURATION, "How long attempts took, from the first lookup to the end of the answer."),
     histogram(LATENESS, "How much later than due attempts began, and whose doing that was."),

@@ -99,6 +99,7 @@ impl House {
             key_guesses: postrider::http::guesses::Guesses::default(),
             tails: postrider::http::tail::Tails::default(),
             standings: postrider::standing::Standings::default(),
+            refusals: postrider::http::source_log::Refusals::new(Arc::clone(&store)),
             credentials: Arc::new(Credentials::new(tokens, texts, Arc::clone(&store))),
             ingest,
             directory,

@@ -59,6 +59,11 @@ impl Records {
         self.0.api_key(key).await
     }
 
+    /// Whose they are is part of them.
+    pub async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {
+        self.0.add_to_refused(refused).await
+    }
+
     pub async fn add_to_audit(&self, entry: AuditEntry) -> Result<(), StoreError> {
         self.0.add_to_audit(vec![entry]).await
     }
@@ -268,6 +273,10 @@ impl Tenant {
     pub async fn advance_task(&self, task: &Task, at: Timestamp) -> Result<Option<Task>, StoreError> {
         self.check(task.app)?;
         self.store.advance_task(task.key, at).await
+    }
+
+    pub async fn refused(&self, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError> {
+        self.store.refused(self.app, page).await
     }
 
     pub fn tasks(&self) -> Tasks {
