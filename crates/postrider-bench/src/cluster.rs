@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::clock::monotonic_ns;
+use crate::gateway::Gateway;
 use crate::looking::Looking;
 use crate::receiver::{Endpoint, Temper};
 use crate::report::{LoadRun, NodeEnd, OnPostgres, Rest, Series, TakeOver};
@@ -56,6 +57,10 @@ impl Bench {
         if self.wants(Scenario::PgLooking) {
             let looking = Looking::measure(self, store).await;
             figures.looking = Some(looking.context("measuring the dashboard on PostgreSQL")?);
+        }
+        if self.wants(Scenario::PgGateway) {
+            let gateway = Gateway::measure(self, store).await;
+            figures.gateway = Some(gateway.context("measuring a source on PostgreSQL")?);
         }
         Ok(Some(figures))
     }

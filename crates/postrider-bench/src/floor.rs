@@ -16,8 +16,8 @@ use http::{Request, Uri};
 use http_body_util::Full;
 use postrider_signature::{Secret, SigningKey, sign};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 
 use crate::client::Connection;
@@ -30,39 +30,14 @@ use crate::report::FloorRun;
 pub const CONNECTIONS: usize = 64;
 pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// Starts the client, lets it connect, and measures from "go" until it says that it is done.
+/// How fast the client delivers to the receiver, and what that costs it.
 pub async fn measure(receiver: &Receiver, duration: Duration) -> Result<FloorRun> {
     let endpoint = receiver.endpoint(Temper::Healthy, 0);
     let ledger = receiver.open_ledger(1);
-    let mut child = Command::new(std::env::current_exe()?)
-        .arg("floor-client")
-        .args(["--url", &endpoint.url])
-        .args(["--run", &ledger.run.to_string()])
-        .args(["--millis", &duration.as_millis().to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("starting the floor's client")?;
-    let pid = child.id().context("the floor's client ended at once")?;
-    let mut orders = child.stdin.take().expect("stdin is piped");
-    let mut words = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
-
-    let hear = async |words: &mut tokio::io::Lines<_>| {
-        tokio::time::timeout(duration + SLACK, words.next_line())
-            .await?
-            .map(Option::unwrap_or_default)
-            .context("hearing from the floor's client")
-    };
-    ensure!(hear(&mut words).await? == READY, "the floor's client could not connect");
-    let cpu_before = cpu_time(pid)?;
-    orders.write_all(b"go\n").await?;
-    let done: Done = serde_json::from_str(&hear(&mut words).await?).context("the floor's client did not finish")?;
-    let cpu = cpu_time(pid)?.saturating_sub(cpu_before);
-    // It waits for this, so that its CPU time could be read while it lived.
-    drop(orders);
-    tokio::time::timeout(SLACK, child.wait()).await.context("the floor's client did not end")??;
-
+    let mut client = Client::start(&endpoint.url, (ledger.run, Ids::New), duration).await?;
+    let pid = client.pid;
+    let (done, cpu) = client.go(|| cpu_time(pid)).await?;
+    client.end().await?;
     let arrived = ledger.arrived();
     receiver.close_ledger(ledger.run);
     ensure!(
@@ -77,6 +52,99 @@ pub async fn measure(receiver: &Receiver, duration: Duration) -> Result<FloorRun
     })
 }
 
+/// The same, with the CPU time of whoever answers.
+pub async fn against(
+    receiver: &Receiver,
+    duration: Duration,
+    cpu: impl Fn() -> Result<Duration>,
+) -> Result<(Done, Duration)> {
+    let ledger = receiver.open_ledger(1);
+    let url = receiver.endpoint(Temper::Healthy, 0).url;
+    let measured = drive(&url, (ledger.run, Ids::New), duration, cpu).await;
+    receiver.close_ledger(ledger.run);
+    measured
+}
+
+/// Lets the client send to a URL, with ids of this run, and reads somebody's CPU time meanwhile.
+pub async fn drive(
+    url: &str,
+    ids: (u16, Ids),
+    duration: Duration,
+    cpu: impl Fn() -> Result<Duration>,
+) -> Result<(Done, Duration)> {
+    let mut client = Client::start(url, ids, duration).await?;
+    let measured = client.go(cpu).await?;
+    client.end().await?;
+    Ok(measured)
+}
+
+/// Which ids the requests bear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ids {
+    /// Each its own.
+    New,
+    /// The first few of the run over and over.
+    Known,
+}
+
+/// The client as a process of its own.
+struct Client {
+    child: Child,
+    pid: u32,
+    orders: ChildStdin,
+    words: Lines<BufReader<ChildStdout>>,
+    duration: Duration,
+}
+
+impl Client {
+    /// It has connected when this returns.
+    async fn start(url: &str, (run, ids): (u16, Ids), duration: Duration) -> Result<Client> {
+        let ids = match ids {
+            Ids::New => "new",
+            Ids::Known => "known",
+        };
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("floor-client")
+            .args(["--url", url])
+            .args(["--run", &run.to_string()])
+            .args(["--ids", ids])
+            .args(["--millis", &duration.as_millis().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("starting the floor's client")?;
+        let pid = child.id().context("the floor's client ended at once")?;
+        let orders = child.stdin.take().expect("stdin is piped");
+        let words = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
+        let mut client = Client { child, pid, orders, words, duration };
+        ensure!(client.hear().await? == READY, "the floor's client could not connect");
+        Ok(client)
+    }
+
+    async fn hear(&mut self) -> Result<String> {
+        tokio::time::timeout(self.duration + SLACK, self.words.next_line())
+            .await?
+            .map(Option::unwrap_or_default)
+            .context("hearing from the floor's client")
+    }
+
+    /// From "go" until it says that it is done.
+    async fn go(&mut self, cpu: impl Fn() -> Result<Duration>) -> Result<(Done, Duration)> {
+        let before = cpu()?;
+        self.orders.write_all(b"go\n").await?;
+        let done = serde_json::from_str(&self.hear().await?).context("the floor's client did not finish")?;
+        Ok((done, cpu()?.saturating_sub(before)))
+    }
+
+    /// It waits for this, so that its CPU time can be read while it lives.
+    async fn end(mut self) -> Result<()> {
+        drop(self.orders);
+        tokio::time::timeout(SLACK, self.child.wait()).await.context("the floor's client did not end")??;
+        Ok(())
+    }
+}
+
 #[derive(clap::Args)]
 pub struct ClientArgs {
     #[arg(long)]
@@ -84,16 +152,18 @@ pub struct ClientArgs {
     #[arg(long)]
     run: u16,
     #[arg(long)]
+    ids: Ids,
+    #[arg(long)]
     millis: u64,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Done {
-    delivered: u64,
-    seconds: f64,
+pub struct Done {
+    pub delivered: u64,
+    pub seconds: f64,
 }
 
-/// The client's side of [`measure`].
+/// The client's side of it.
 pub async fn client(args: ClientArgs) -> Result<()> {
     let authority = args.url.authority().context("the url has no address")?;
     let address: SocketAddr = authority.as_str().parse().context("the url's host is not an address and port")?;
@@ -118,12 +188,16 @@ pub async fn client(args: ClientArgs) -> Result<()> {
     for (lane, mut connection) in (0_u32..).zip(connections) {
         let (job, delivered) = (Arc::clone(&job), Arc::clone(&delivered));
         senders.spawn(async move {
-            let mut seq = lane;
+            let (mut seq, mut sent) = (lane, 0);
             while Instant::now() < end {
                 let answer = connection.send(job.request(seq)?).await?;
                 ensure!(answer.status.is_success(), "the receiver answered {}", answer.status);
                 delivered.fetch_add(1, Relaxed);
-                seq += u32::try_from(CONNECTIONS)?;
+                sent += 1;
+                seq = match args.ids {
+                    Ids::Known if sent % KNOWN == 0 => lane,
+                    Ids::New | Ids::Known => seq + u32::try_from(CONNECTIONS)?,
+                };
             }
             Ok(())
         });
@@ -148,7 +222,7 @@ impl Job {
     fn request(&self, seq: u32) -> Result<Request<Full<Bytes>>> {
         let mut body = Vec::with_capacity(payload::LEN);
         Stamp { run: self.run, seq, sent_ns: 0 }.write_to(&mut body);
-        let id = format!("msg_{seq:027}");
+        let id = format!("msg_{:05}{seq:022}", self.run);
         let timestamp = unix_seconds();
         let signature = sign(&self.keys, &id, timestamp, &body);
         let request = Request::post(self.path.clone())
@@ -161,6 +235,9 @@ impl Job {
         Ok(request)
     }
 }
+
+/// Ids of each connection that are sent over and over.
+pub const KNOWN: usize = 20;
 
 const READY: &str = "ready";
 const SLACK: Duration = Duration::from_secs(20);

@@ -9,6 +9,7 @@ mod cluster;
 mod crowd;
 mod database;
 mod floor;
+mod gateway;
 mod generator;
 mod ledger;
 mod looking;

@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::crowd::Crowd;
+use crate::gateway::Gateway;
 use crate::looking::Looking;
 use crate::parking::Parking;
 use crate::process::Machine;
@@ -34,6 +35,7 @@ pub struct Figures {
     pub crowd: Option<Crowd>,
     pub parking: Option<Parking>,
     pub looking: Option<Looking>,
+    pub gateway: Option<Gateway>,
     pub postgres: Option<OnPostgres>,
 }
 
@@ -193,6 +195,7 @@ pub struct OnPostgres {
     pub take_over: Option<TakeOver>,
     pub idle: Vec<Rest>,
     pub looking: Option<Looking>,
+    pub gateway: Option<Gateway>,
 }
 
 #[derive(Serialize)]
@@ -467,14 +470,14 @@ pub fn ratio<A, B>(over: &[A], of_over: fn(&A) -> f64, under: &[B], of_under: fn
     (!ratios.is_empty()).then(|| median(&ratios, |ratio| *ratio))
 }
 
-fn median<T>(runs: &[T], pick: impl Fn(&T) -> f64) -> f64 {
+pub fn median<T>(runs: &[T], pick: impl Fn(&T) -> f64) -> f64 {
     let mut values: Vec<f64> = runs.iter().map(pick).collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-fn median_count<T>(runs: &[T], pick: impl Fn(&T) -> u64) -> u64 {
+pub fn median_count<T>(runs: &[T], pick: impl Fn(&T) -> u64) -> u64 {
     median(runs, |run| pick(run) as f64) as u64
 }
 
@@ -523,6 +526,7 @@ impl Report {
         if let Some(looking) = &self.figures.looking {
             text += &looking_lines(looking);
         }
+        text += &self.figures.gateway.as_ref().map_or_else(String::new, Gateway::lines);
         if let Some(idle) = &self.figures.idle {
             let _ = writeln!(
                 text,
@@ -606,6 +610,7 @@ impl OnPostgres {
         if let Some(looking) = &self.looking {
             text += &looking_lines(looking);
         }
+        text += &self.gateway.as_ref().map_or_else(String::new, Gateway::lines);
         for rest in &self.idle {
             let _ = writeln!(
                 text,
@@ -708,7 +713,7 @@ fn load_row(name: &str, run: &LoadRun) -> Vec<String> {
 }
 
 /// Markdown, so that a run's output can go into `docs/performance.md` as it is.
-fn table(rows: &[Vec<String>]) -> String {
+pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
         (0..columns).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();

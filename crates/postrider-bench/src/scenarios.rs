@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::crowd::Crowd;
 use crate::floor;
+use crate::gateway::Gateway;
 use crate::generator::{self, Application, Target, Until};
 use crate::ledger::{Ledger, Tally};
 use crate::looking::Looking;
@@ -44,6 +45,8 @@ pub enum Scenario {
     Parking,
     /// The dashboard's pages with a great many messages in the store, and delivering while people look at them
     Looking,
+    /// Other services' requests to a source, verified, deduplicated and stored, against a bare server
+    Gateway,
     /// End to end on PostgreSQL with one node
     PgEndToEnd,
     /// The same with three nodes
@@ -58,6 +61,8 @@ pub enum Scenario {
     PgIdle,
     /// The dashboard on PostgreSQL
     PgLooking,
+    /// A source on PostgreSQL
+    PgGateway,
 }
 
 impl Scenario {
@@ -73,14 +78,16 @@ impl Scenario {
             | Scenario::Isolation
             | Scenario::IsolationThousand
             | Scenario::Parking
-            | Scenario::Looking => false,
+            | Scenario::Looking
+            | Scenario::Gateway => false,
             Scenario::PgEndToEnd
             | Scenario::PgThreeNodes
             | Scenario::PgFinished
             | Scenario::PgWaiting
             | Scenario::PgTakeOver
             | Scenario::PgIdle
-            | Scenario::PgLooking => true,
+            | Scenario::PgLooking
+            | Scenario::PgGateway => true,
         }
     }
 }
@@ -110,6 +117,7 @@ impl Settings {
             Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
             Scenario::PgFinished | Scenario::PgWaiting | Scenario::PgTakeOver => 2 + 2 * self.runs,
             Scenario::IsolationThousand => 4 * self.runs,
+            Scenario::Gateway | Scenario::PgGateway => 3 * self.runs,
             Scenario::Looking | Scenario::PgLooking => 2 + 4 * self.runs,
             Scenario::Isolation | Scenario::Parking | Scenario::PgIdle => 2,
         };
@@ -162,6 +170,9 @@ impl Bench {
         if self.wants(Scenario::Looking) {
             let looking = Looking::measure(self, Store::Sqlite).await;
             figures.looking = Some(looking.context("measuring the dashboard")?);
+        }
+        if self.wants(Scenario::Gateway) {
+            figures.gateway = Some(Gateway::measure(self, Store::Sqlite).await.context("measuring a source")?);
         }
         figures.postgres = self.on_postgres().await?;
         self.faults.duplicated += self.receiver.late() - self.late_wanted;

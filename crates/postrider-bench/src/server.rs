@@ -195,6 +195,20 @@ impl Server {
         self.create(&format!("/api/v1/app/{application}/endpoint"), json!({ "url": url, "secret": SECRET })).await
     }
 
+    /// A source that takes what the floor's client signs, and where it takes it.
+    pub async fn create_source(&self) -> Result<String> {
+        let body = json!({ "name": "bench", "type": "svix", "config": { "secret": SECRET } });
+        let made = self.call(Method::POST, "/ingest/api/v1/source", Some(body), StatusCode::CREATED).await?;
+        let url = made["ingestUrl"].as_str().with_context(|| format!("finding the URL in {made}"))?;
+        let (_, path) = url.split_once("/ingest/").with_context(|| format!("finding the path in {url}"))?;
+        Ok(format!("http://{}/ingest/{path}", self.nodes[0].address))
+    }
+
+    /// Messages that the first node has accepted.
+    pub async fn accepted(&self) -> Result<u64> {
+        self.metric("postrider_messages_accepted_total ").await
+    }
+
     /// Deliveries of an endpoint that have not ended: not tried yet, or waiting for their next try.
     pub async fn waiting(&self, application: &str, endpoint: &str) -> Result<u64> {
         let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/stats");
@@ -204,14 +218,18 @@ impl Server {
     }
 
     pub async fn requests_in_flight(&self) -> Result<u64> {
+        self.metric("postrider_requests_in_flight ").await
+    }
+
+    async fn metric(&self, name: &str) -> Result<u64> {
         let request = Request::get("/metrics")
             .header(HOST, host(self.nodes[0].address))
             .header(AUTHORIZATION, self.authorization())
             .body(Full::default())?;
         let answer = exchange(self.nodes[0].address, request).await.context("reading the metrics")?;
         let text = String::from_utf8_lossy(&answer.body);
-        let found = text.lines().find_map(|line| line.strip_prefix("postrider_requests_in_flight ")?.parse().ok());
-        found.with_context(|| format!("finding the requests in flight in {text}"))
+        let found = text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
+        found.with_context(|| format!("finding {name}in {text}"))
     }
 
     /// Pauses or resumes an endpoint.

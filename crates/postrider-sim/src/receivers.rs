@@ -174,6 +174,7 @@ impl Post for Wire {
             final_url: led_away.then(|| "https://elsewhere.example.com/".to_owned()),
             duration: Duration::from_millis(took.cast_unsigned()),
             connection: ConnectionUse::Fresh,
+            is_untried: false,
         }
     }
 }

@@ -38,7 +38,7 @@ pub struct KeptHeaders {
 }
 
 impl KeptHeaders {
-    /// `own`: those that the endpoint's owner set. `answered`: already without our own credentials.
+    /// `own`: those that are not of our making. `answered`: already without our own credentials.
     pub fn of(sent: &HeaderMap, own: &HeaderMap, answered: Option<&HeaderMap>) -> Self {
         let mut kept = Self::default();
         for name in sent.keys() {
@@ -58,7 +58,13 @@ impl KeptHeaders {
                 let value = if HARMLESS.contains(&name.as_str()) { text(value) } else { HIDDEN.to_owned() };
                 (name.as_str().chars().take(NAME_MAX).collect(), value)
             };
-            answered.iter().take(ANSWERED_MAX).map(shown).collect()
+            let mut room = ANSWERED_MAX;
+            let fits = |(name, value): &(String, String)| {
+                let left = room.checked_sub(name.len() + value.len());
+                room = left.unwrap_or(0);
+                left.is_some()
+            };
+            answered.iter().map(shown).take_while(fits).collect()
         });
         kept.sent.sort();
         kept.hidden.sort();
@@ -125,7 +131,8 @@ const HARMLESS: [&str; 35] = [
     "x-runtime",
 ];
 
-const ANSWERED_MAX: usize = 50;
+/// In bytes, of names and values.
+const ANSWERED_MAX: usize = 4 * 1_024;
 const NAME_MAX: usize = 100;
 const VALUE_MAX: usize = 300;
 
@@ -167,9 +174,16 @@ mod tests {
             let name = HeaderName::try_from(format!("{}{number}", "n".repeat(1_000))).unwrap();
             answered.insert(name, HeaderValue::from_static("x"));
         }
-        answered.insert("server", HeaderValue::try_from("ü".repeat(10_000)).unwrap());
-        let kept = KeptHeaders::of(&HeaderMap::new(), &HeaderMap::new(), Some(&answered));
-        assert!(kept.to_bytes().len() < 10_000);
+        let names = KeptHeaders::of(&HeaderMap::new(), &HeaderMap::new(), Some(&answered));
+        let mut answered = HeaderMap::new();
+        for _ in 0..1_000 {
+            answered.append("via", HeaderValue::from_bytes(&[0xff; 1_000]).unwrap());
+        }
+        let values = KeptHeaders::of(&HeaderMap::new(), &HeaderMap::new(), Some(&answered));
+        for kept in [names, values] {
+            assert!(kept.to_bytes().len() < 6 * 1_024, "{}", kept.to_bytes().len());
+            assert!(kept.answered.is_some_and(|some| some.len() > 2));
+        }
         let long = headers(&[("server", "x")]).into_iter().map(|_| HeaderValue::try_from("ü".repeat(10_000)).unwrap());
         assert_eq!(text(&long.last().unwrap()).chars().count(), VALUE_MAX + 1);
     }

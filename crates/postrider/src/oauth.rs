@@ -438,6 +438,7 @@ mod tests {
             final_url: None,
             duration: Duration::ZERO,
             connection: ConnectionUse::Fresh,
+            is_untried: false,
         }
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::{
     collections::HashSet,
     net::{SocketAddr, TcpListener},
+    time::Duration,
 };
 use support::{
     eventually,
@@ -27,6 +28,7 @@ on_both_stores! {
     what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over,
     what_was_told_of_before_a_restart_is_told_of_again_only_when_it_is_over,
     a_breaker_that_a_person_closes_is_told_of,
+    an_application_that_is_deleted_is_told_of_no_more,
     work_that_lies_turns_readiness_red_until_it_goes_on,
 }
 
@@ -66,7 +68,7 @@ async fn an_application_whose_attempts_fail_is_told_of_once(store: StoreKind) {
     let data = &told["data"];
     assert_eq!((&data["appUid"], &data["successRate"]), (&json!("acme"), &json!(0.0)), "{told}");
     assert!(data["attempts"].as_u64() >= Some(5), "{told}");
-    assert!(world.server.log().contains("too few attempts succeed"), "and in the log");
+    world.logs("too few attempts succeed").await;
     // More of the same is no news.
     let more = world.send("a.b").await;
     world.end(&more, "down").await;
@@ -78,7 +80,7 @@ async fn an_application_whose_attempts_fail_is_told_of_once(store: StoreKind) {
 async fn the_test_alert_says_what_came_of_each_channel(store: StoreKind) {
     let mut world = World::start_on(store).await;
     assert_eq!(test_alert(&mut world).await, json!({"log": "written", "mail": {"status": "off"}, "webhooks": []}));
-    assert!(world.server.log().contains("this is a test alert"));
+    world.logs("this is a test alert").await;
 
     world.receiver.always("/bad", Answer::Status(500));
     let good = listen(&mut world, "/good", json!({"eventTypes": ["endpoint.disabled"]})).await;
@@ -160,10 +162,11 @@ async fn what_concerns_all_is_told_once_when_it_begins_and_once_when_it_is_over(
         (told(&world, raised), told(&world, cleared)),
         (all.map(str::to_owned).to_vec(), all.map(str::to_owned).to_vec())
     );
-    let log = world.server.log();
     for about in ["the backlog grows", "many endpoints fail", "dead letters grow"] {
         for state in ["raised", "cleared"] {
-            assert_eq!(log.matches(&format!("System, {state}: {about}")).count(), 1, "{state}: {about}");
+            let words = format!("System, {state}: {about}");
+            world.logs(&words).await;
+            assert_eq!(world.server.log().matches(&words).count(), 1, "{state}: {about}");
         }
     }
 }
@@ -214,6 +217,31 @@ async fn what_was_told_of_before_a_restart_is_told_of_again_only_when_it_is_over
     assert_eq!(begun.map(|name| told(&world, name)), [1, 1], "once, by whichever life");
 }
 
+/// Its window is bad for as long as it lasts.
+async fn an_application_that_is_deleted_is_told_of_no_more(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    with_variables(&mut world, &[("POSTRIDER_ALERT_ATTEMPTS_MIN", "5"), ("POSTRIDER_ALERT_OLDEST_DUE", "1s")]);
+    listen(&mut world, "/ops", json!({})).await;
+    world.receiver.always("/down", Answer::Status(500));
+    world.endpoint("/down", json!({"retryPolicy": hasty(8), "circuitBreaker": false})).await;
+    world.send("a.b").await;
+    let failing = |world: &World| events_at(world, "/ops", "postrider.application.failing").len();
+    eventually("the alert", async || (failing(&world) == 1).then_some(())).await;
+    let deleted = world.client.send(Method::DELETE, "/api/v1/app/acme", &[], "").await.expect("an answer");
+    assert_eq!(deleted.0, 204);
+    // It looks ten times a second: each of these takes longer than one look.
+    for _ in 0..5 {
+        test_alert(&mut world).await;
+        tokio::time::sleep(LOOK).await;
+    }
+    assert_eq!(failing(&world), 1);
+    assert_eq!(events_at(&world, "/ops", "postrider.application.recovered").len(), 0, "it did not recover");
+    let log = world.server.log();
+    assert_eq!(log.matches("too few attempts succeed").count(), 1, "{log}");
+}
+
+const LOOK: Duration = Duration::from_millis(150);
+
 async fn a_breaker_that_a_person_closes_is_told_of(store: StoreKind) {
     let mut world = World::start_on(store).await;
     listen(&mut world, "/ops", json!({"eventTypes": ["postrider.endpoint.failing", "postrider.endpoint.recovered"]}))
@@ -231,6 +259,8 @@ async fn a_breaker_that_a_person_closes_is_told_of(store: StoreKind) {
     }
     let told = eventually("its end", async || events_at(&world, "/ops", "postrider.endpoint.recovered").pop()).await;
     assert_eq!(told["data"]["endpointId"], endpoint["id"], "{told}");
+    // Whatever else was to come has come before this.
+    test_alert(&mut world).await;
     assert_eq!(
         events_at(&world, "/ops", "postrider.endpoint.recovered").len(),
         1,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
 use support::{
-    receiver::Answer,
+    receiver::{Answer, Receiver},
     stores::{StoreKind, on_both_stores},
     world::{World, hasty},
 };
@@ -15,6 +15,8 @@ on_both_stores! {
     async
     the_headers_of_a_failed_attempt_are_those_that_the_receiver_saw,
     of_which_attempts_they_are_kept_is_set,
+    what_a_receiver_sends_back_of_a_token_is_not_kept,
+    what_a_redirect_left_behind_is_not_shown_as_sent,
 }
 
 async fn headers(world: &mut World, message: &str, attempt: &Value) -> Value {
@@ -83,4 +85,61 @@ async fn of_which_attempts_they_are_kept_is_set(store: StoreKind) {
             assert_eq!(kept["responseHeaders"].is_array(), is_kept && path == "shop", "{set}, {path}: {kept}");
         }
     }
+}
+
+async fn what_a_receiver_sends_back_of_a_token_is_not_kept(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let granted =
+        json!({"access_token": "canary-token-of-ours", "token_type": "bearer", "expires_in": 3_600}).to_string();
+    let grant = Answer::Full {
+        status: 200,
+        headers: vec![("content-type", "application/json".to_owned())],
+        body: Bytes::from(granted),
+    };
+    world.receiver.script("/token", [grant], Answer::Status(500));
+    let echo = format!("Bearer error=\"invalid_token\", token=\"{}\"", "canary-token-of-ours");
+    let refuse = Answer::Full { status: 403, headers: vec![("www-authenticate", echo)], body: Bytes::new() };
+    world.receiver.always("/hook", refuse);
+    world.endpoint("/hook", json!({"retryPolicy": hasty(1)})).await;
+    let oauth = json!({
+        "grantType": "clientCredentials",
+        "clientId": "us",
+        "clientSecret": "canary-secret",
+        "authMethod": "clientSecretBasic",
+        "tokenUrl": world.receiver.url("/token"),
+    });
+    let (status, answer) = world.call(Method::PUT, "endpoint/hook/oauth", oauth).await;
+    assert!(status < 300, "{answer}");
+    let message = world.send("a.b").await;
+    let (_, attempts) = world.end(&message, "hook").await;
+    let kept = headers(&mut world, &message, &attempts[0]).await;
+    assert_eq!(kept["sensitive"], json!(["authorization"]), "{kept}");
+    assert!(kept["responseHeaders"].to_string().contains("invalid_token"), "{kept}");
+    assert!(!kept.to_string().contains("canary"), "{kept}");
+
+    // Without a token nobody was called.
+    world.kill_and_start_again();
+    let message = world.send("a.b").await;
+    let (_, attempts) = world.end(&message, "hook").await;
+    assert_eq!(headers(&mut world, &message, &attempts[0]).await["sentHeaders"], json!({}));
+}
+
+async fn what_a_redirect_left_behind_is_not_shown_as_sent(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let elsewhere = Receiver::start();
+    elsewhere.always("/there", Answer::Status(500));
+    let away = Answer::Full { status: 307, headers: vec![("location", elsewhere.url("/there"))], body: Bytes::new() };
+    world.receiver.always("/shop", away);
+    let rules =
+        json!({"retryPolicy": {"followRedirects": 1, "maxAttempts": 1}, "headers": {"x-api-key": "of-the-owner"}});
+    world.endpoint("/shop", rules).await;
+    let message = world.send("a.b").await;
+    let (_, attempts) = world.end(&message, "shop").await;
+    let kept = headers(&mut world, &message, &attempts[0]).await;
+    assert_eq!((&kept["sensitive"], &kept["sentHeaders"]["webhook-id"]), (&json!([]), &json!(message)), "{kept}");
+    let seen = &elsewhere.arrivals_at("/there")[0].headers;
+    for (name, value) in kept["sentHeaders"].as_object().expect("an object") {
+        assert_eq!(seen[name.as_str()].to_str().expect("text"), value, "{name}");
+    }
+    assert!(kept["sentHeaders"].get("webhook-signature").is_none(), "{kept}");
 }

@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{Method, Request};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use support::{api::Client, house::House, server::Server};
+use support::{api::Client, eventually, house::House, server::Server};
 
 #[tokio::test]
 async fn every_page_says_what_it_may_do_and_names_its_scripts_by_hash() {
@@ -68,6 +68,8 @@ async fn what_browsers_refuse_is_counted_and_written_down_now_and_then() {
     }
     let metrics = client.metrics().await;
     assert!(metrics.contains("postrider_page_violations_total 3"), "{metrics}");
+    let is_told = async || server.log().contains("a browser refused something").then_some(());
+    eventually("a line", is_told).await;
     let log = server.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("a browser refused something")).collect();
     assert_eq!(lines.len(), 1, "{log}");

@@ -63,7 +63,7 @@ pub fn messages_of_endpoint(
 
 pub fn search(tables: &Tables, app: Option<AppKey>, search: &Search) -> Searched {
     let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
-    let is_meant = |row: &MessageRow| app.map_or(row.app != OPERATIONAL, |app| row.app == app);
+    let is_meant = |row: &MessageRow| app.is_none_or(|app| row.app == app);
     for (key, row) in tables.messages.iter().rev().filter(|(_, row)| is_meant(row)) {
         if !is_in_time(&search.filter, key.raw()) || search.past.is_some_and(|past| *key >= past) {
             continue;
@@ -72,6 +72,9 @@ pub fn search(tables: &Tables, app: Option<AppKey>, search: &Search) -> Searched
             return Searched { found, until: last };
         }
         (looked, last) = (looked + 1, Some(*key));
+        if app.is_none() && row.app == OPERATIONAL {
+            continue;
+        }
         let Some(concerned) = search.concerned(&row.owed).filter(|_| has_wanted(&search.filter, &row.content)) else {
             continue;
         };

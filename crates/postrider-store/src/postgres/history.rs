@@ -372,26 +372,27 @@ pub async fn search(db: &Db, app: Option<AppKey>, search: &Search) -> Result<Sea
     let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
     let mut span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
     let (mut found, mut looked) = (Vec::new(), 0);
-    let (sql, app) = match app {
-        Some(app) => (
-            "SELECT key, event_type, owed, extra FROM message
-             WHERE app = $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4",
-            app,
-        ),
-        None => (
-            "SELECT key, event_type, owed, extra FROM message
-             WHERE app <> $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4",
-            OPERATIONAL,
-        ),
+    let sql = match app {
+        Some(_) => {
+            "SELECT key, app, event_type, owed, extra FROM message
+             WHERE app = $1 AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4"
+        }
+        None => {
+            "SELECT key, app, event_type, owed, extra FROM message
+             WHERE $1::bigint IS NULL AND key > $2 AND key < $3 ORDER BY key DESC LIMIT $4"
+        }
     };
     while looked < search.look_max {
         let step = SIFT_STEP.min(search.look_max - looked);
-        let stretch = rows(db, sql, &[&app.raw(), &span.low, &span.high, &limit(step)]).await?;
+        let stretch = rows(db, sql, &[&app.map(AppKey::raw), &span.low, &span.high, &limit(step)]).await?;
         looked += stretch.len();
         let mut concerning = Vec::new();
         for row in &stretch {
             let key = MessageKey::new(row.get("key"));
             span.high = key.raw();
+            if app.is_none() && row.get::<_, i64>("app") == OPERATIONAL.raw() {
+                continue;
+            }
             let owed: Vec<EndpointKey> = row.get::<_, Vec<i64>>("owed").into_iter().map(EndpointKey::new).collect();
             if let (Some(concerned), true) = (search.concerned(&owed), wanted(&search.filter, row)?) {
                 concerning.push((key, concerned));

@@ -295,27 +295,28 @@ pub fn search(
     let span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
     let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
     // Written out, so that either is read along its index.
-    let (sql, app) = match app {
-        Some(app) => (
+    let sql = match app {
+        Some(_) => {
             "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
-             WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC",
-            app,
-        ),
-        None => (
+             WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC"
+        }
+        None => {
             "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
-             WHERE +app <> ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC",
-            OPERATIONAL,
-        ),
+             WHERE ?1 IS NULL AND key > ?2 AND key < ?3 ORDER BY key DESC"
+        }
     };
     for piece in in_reading_order(pieces, &span) {
         let mut select = piece.prepare(&snapshot, sql)?;
-        let mut rows = select.query((app.raw(), span.low, span.high))?;
+        let mut rows = select.query((app.map(AppKey::raw), span.low, span.high))?;
         while let Some(row) = rows.next()? {
             if found.len() == search.limit || looked >= search.look_max {
                 return Ok(Searched { found, until: last });
             }
             let message = message_from(row)?;
             (looked, last) = (looked + 1, Some(message.key));
+            if app.is_none() && message.app == OPERATIONAL {
+                continue;
+            }
             let Some(concerned) = search.concerned(&message.owed).filter(|_| wanted(&search.filter, &message.content))
             else {
                 continue;

@@ -11,6 +11,7 @@ use std::{
 };
 
 /// What is watched, and how it stood.
+#[derive(Clone, Debug)]
 pub struct Alarms {
     pub rules: AlertRules,
     applications: HashMap<AppKey, Alarm>,
@@ -129,7 +130,11 @@ impl Alarms {
     }
 
     pub fn is_stuck(&self) -> bool {
-        self.work.is_raised()
+        self.rules.oldest_due_max.is_some() && self.work.is_raised()
+    }
+
+    pub fn forget_application(&mut self, app: AppKey) {
+        self.applications.remove(&app);
     }
 
     pub fn look_at_the_rest(&mut self, seen: Seen, now: Timestamp) -> Vec<(&'static str, Turn, u64)> {
@@ -172,13 +177,18 @@ impl Raised {
     }
 
     pub fn applications(&self) -> impl Iterator<Item = AppKey> {
-        let keys = self.0.iter().filter_map(|subject| subject.strip_prefix(APPLICATION)?.parse().ok());
-        keys.map(AppKey::new)
+        self.0.iter().filter_map(|subject| match subject_of(subject) {
+            Subject::Application(app) => Some(app),
+            Subject::Work(_) | Subject::All => None,
+        })
     }
 
     /// The nodes whose work was left lying.
     pub fn stuck(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter_map(|subject| subject.strip_prefix(WORK_STUCK)?.strip_prefix(':'))
+        self.0.iter().filter_map(|subject| match subject_of(subject) {
+            Subject::Work(node) => Some(node),
+            Subject::Application(_) | Subject::All => None,
+        })
     }
 
     /// Those that these rules do not watch.
@@ -191,6 +201,25 @@ impl Raised {
             _ => rules.oldest_due_max.is_some(),
         };
         self.0.iter().map(String::as_str).filter(move |subject| !is_watched(subject))
+    }
+}
+
+/// What an alarm is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject<'s> {
+    Application(AppKey),
+    /// A node's own.
+    Work(&'s str),
+    All,
+}
+
+pub fn subject_of(subject: &str) -> Subject<'_> {
+    let application = subject.strip_prefix(APPLICATION).and_then(|key| key.parse().ok());
+    let work = subject.strip_prefix(WORK_STUCK).and_then(|rest| rest.strip_prefix(':'));
+    match (application, work) {
+        (Some(key), _) => Subject::Application(AppKey::new(key)),
+        (None, Some(node)) => Subject::Work(node),
+        (None, None) => Subject::All,
     }
 }
 
@@ -290,6 +319,12 @@ pub mod tests {
 
         alarms.know(&raised(&["application:7", "work_stuck:two"]), "one");
         assert!(!alarms.is_stuck(), "that is another's");
+        alarms.know(&raised(&["work_stuck:one"]), "one");
+        let off = AlertRules { oldest_due_max: None, ..rules() };
+        assert!(
+            alarms.is_stuck() && !Alarms { rules: off, ..alarms.clone() }.is_stuck(),
+            "who does not watch is not stuck"
+        );
         alarms.know(&raised(&[]), "one");
         assert!(alarms.applications.is_empty());
         assert_eq!(turns(&mut alarms, 10, 90, 2_000), [Turn::Raised], "another told that it was over");

@@ -8,8 +8,8 @@
 use super::{
     Alert, Alerts, Severity,
     alarms::{
-        Alarms, BACKLOG_GROWING, DEAD_LETTERS_GROWING, Raised, Seen, WORK_STUCK, Work, subject_of_application,
-        subject_of_work,
+        Alarms, BACKLOG_GROWING, DEAD_LETTERS_GROWING, Raised, Seen, Subject, WORK_STUCK, Work, subject_of,
+        subject_of_application, subject_of_work,
     },
 };
 use crate::{
@@ -99,18 +99,21 @@ impl Lookout {
         }
         let raised: Raised = self.store.raised_alarms().await?.into_iter().collect();
         self.alarms.know(&raised, &self.node);
-        if self.store.leads() {
-            self.sweep(&raised, now).await?;
-        }
-        Ok(())
+        self.sweep(&raised, now).await
     }
 
     /// Ends the alarms that nobody watches any more: of nodes that are gone, of deleted applications, of rules that were
-    /// taken out of the settings.
+    /// taken out of the settings. Each node does so with what it would watch itself, for others may have other settings.
     async fn sweep(&mut self, raised: &Raised, now: Timestamp) -> Result<(), StoreError> {
-        let unwatched = raised.unwatched(&self.alarms.rules).map(str::to_owned);
+        let (owned, leads) = (self.store.owned(), self.store.leads());
+        let is_own = |subject: &str| match subject_of(subject) {
+            Subject::Application(app) => owned.has_lanes_of(app),
+            Subject::Work(node) => node == self.node,
+            Subject::All => leads,
+        };
+        let unwatched = raised.unwatched(&self.alarms.rules).filter(|subject| is_own(subject)).map(str::to_owned);
         let mut ended: Vec<String> = unwatched.collect();
-        for app in raised.applications() {
+        for app in raised.applications().filter(|app| owned.has_lanes_of(*app)) {
             if self.directory.application(&By::Key(app)).await?.is_none() {
                 ended.push(subject_of_application(app));
             }
@@ -119,7 +122,7 @@ impl Lookout {
             let turn = AlarmTurn { subject, is_raised: false, app: None, alert: None, at: now };
             self.owed.push_back(Owed { turn, alert: None });
         }
-        if raised.stuck().any(|node| node != self.node) {
+        if leads && raised.stuck().any(|node| node != self.node) {
             let nodes = self.store.nodes().await?;
             let is_gone =
                 |name: &&str| *name != self.node && !nodes.iter().any(|node| node.alive && node.name == *name);
@@ -151,11 +154,17 @@ impl Lookout {
     }
 
     async fn look_at_applications(&mut self, now: Timestamp) {
-        let tallies = self.alerts.watch.tallies(now);
+        let tallies = self.alerts.watch.tallies(self.store.owned(), now);
         for (app, turn, tally) in self.alarms.look_at_applications(&tallies, now) {
-            let entry = self.directory.application(&By::Key(app)).await.ok().flatten();
-            let uid = entry.as_ref().and_then(|entry| entry.application.uid.clone());
-            let name = entry.map_or_else(|| "a deleted application".to_owned(), |entry| entry.application.name.clone());
+            let (name, uid) = match self.directory.application(&By::Key(app)).await {
+                Ok(Some(entry)) => (entry.application.name.clone(), entry.application.uid.clone()),
+                // It was deleted, and what it was told of before is swept away.
+                Ok(None) => {
+                    self.alarms.forget_application(app);
+                    continue;
+                }
+                Err(_) => ("whose name cannot be read".to_owned(), None),
+            };
             let percent = tally.rate().unwrap_or_default() as f64 / 100.0;
             let data = json!({
                 "appId": self.ids.id_of(app),

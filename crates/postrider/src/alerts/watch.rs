@@ -1,13 +1,13 @@
 //! What one node sees of its own work, told by the dispatcher at every outcome.
 //!
 //! An application is served by one node at a time, so that its window here has all its attempts. A node that takes it over
-//! begins with an empty one.
+//! begins with an empty one, and the one before forgets its own.
 
 use postrider_engine::{
     AppKey, Timestamp,
     alarm::{Tally, Window},
 };
-use postrider_store::OPERATIONAL;
+use postrider_store::{OPERATIONAL, Shards};
 use std::{
     collections::HashMap,
     sync::{
@@ -62,9 +62,11 @@ impl Watch {
         (millis != i64::MIN).then(|| Timestamp::from_millis(millis))
     }
 
-    /// How each application's attempts went lately. Those that made none are forgotten.
-    pub fn tallies(&self, now: Timestamp) -> HashMap<AppKey, Tally> {
+    /// How the attempts of each application went lately that is served here. Those that made none, and those that are another
+    /// node's by now, are forgotten.
+    pub fn tallies(&self, owned: Shards, now: Timestamp) -> HashMap<AppKey, Tally> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.retain(|app, _| owned.has_lanes_of(*app));
         let tallies: HashMap<AppKey, Tally> =
             windows.iter_mut().map(|(app, window)| (*app, window.tally(self.span, now))).collect();
         windows.retain(|app, _| tallies.get(app).is_some_and(|tally| tally.total() > 0));
@@ -113,10 +115,13 @@ mod tests {
         for (app, succeeded) in [(5, true), (5, false), (6, true), (1, false), (0, false)] {
             watch.attempted(AppKey::new(app), succeeded, at(0));
         }
-        let tallies = watch.tallies(at(1));
+        let tallies = watch.tallies(Shards::ALL, at(1));
         assert_eq!(tallies.len(), 2);
         assert_eq!(tallies[&AppKey::new(5)], Tally { succeeded: 1, failed: 1 });
-        watch.tallies(at(1_000));
+        watch.tallies(Shards::ALL, at(1_000));
         assert!(watch.windows.lock().unwrap().is_empty(), "what is past is forgotten");
+        watch.attempted(AppKey::new(5), false, at(1_000));
+        assert_eq!(watch.tallies(Shards::NONE, at(1_001)).len(), 0);
+        assert_eq!(watch.tallies(Shards::ALL, at(1_002)).len(), 0, "what another node took over is forgotten");
     }
 }

@@ -380,7 +380,7 @@ pub const KEYS: &[Key] = &[
         default: Some("failed"),
         secret: false,
         flag: None,
-        about: "Of which attempts the headers of request and answer are kept and [can be looked at](dashboard.md#to-understand-a-failed-delivery): `failed`, `all`, or `none`. With `all` each delivery takes up to a kilobyte more.",
+        about: "Of which attempts the headers of request and answer are kept and [can be looked at](dashboard.md#to-understand-a-failed-delivery): `failed`, `all`, or `none`. They take about a kilobyte each, and six at most.",
     },
     Key {
         name: "shutdown_grace",

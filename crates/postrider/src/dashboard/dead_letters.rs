@@ -117,17 +117,20 @@ async fn show(
     }))
 }
 
-/// Those of this application that run, and the one that is asked for.
+/// Those that send again what is this application's and run, and the one that is asked for.
 async fn tasks(site: &Site, session: &Session, app: &str, chosen: Option<&str>) -> Result<Vec<Task>, Fault> {
     let running = Path::api(&["background-task"])
         .with("status", Some("running"))
         .with("task", Some("all"))
         .with("limit", Some("250"));
     let mut tasks = site.inside.list::<Task>(session, &running).await?.data;
-    tasks.retain(|task| task.data.app_id.as_deref() == Some(app));
+    // The page may have been asked for by the application's uid.
+    let app = site.inside.get::<Application>(session, &Path::api(&["app", app])).await?.id;
+    let is_meant = |task: &Task| task.data.app_id.as_ref() == Some(&app) && task.data.messages_sent.is_some();
+    tasks.retain(is_meant);
     if let Some(chosen) = chosen.filter(|chosen| tasks.iter().all(|task| task.id != **chosen)) {
         match site.inside.get::<Task>(session, &Path::api(&["background-task", chosen])).await {
-            Ok(task) if task.data.app_id.as_deref() == Some(app) => tasks.push(task),
+            Ok(task) if is_meant(&task) => tasks.push(task),
             Ok(_) | Err(Fault::Refused { status: StatusCode::NOT_FOUND, .. }) => {}
             Err(other) => return Err(other),
         }
@@ -275,6 +278,11 @@ async fn replay_all(
     let task = serde_json::from_slice::<Taken>(&answer).map_err(|_| Fault::unknown())?;
     let here = Path::page(&["apps", &app, "dead-letters"]);
     Ok(to(&here.with("task", Some(&task.id)).with("done", Some("replaying"))))
+}
+
+#[derive(Deserialize)]
+struct Application {
+    id: String,
 }
 
 /// Work that was taken on.

@@ -98,8 +98,6 @@ async fn let_into_frames(State(site): State<Arc<Site>>, request: Request, next: 
     if is_portal && headers.contains_key(header::CONTENT_SECURITY_POLICY) {
         headers.insert(header::CONTENT_SECURITY_POLICY, policy.clone());
         headers.remove(header::X_FRAME_OPTIONS);
-        // Sites that ask of all they show to agree to it could not show it otherwise.
-        headers.insert(html::RESOURCE_POLICY, HeaderValue::from_static("cross-origin"));
     }
     response
 }

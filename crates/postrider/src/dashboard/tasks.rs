@@ -38,7 +38,7 @@ pub struct Data {
     pub total: Option<u64>,
     #[serde(default)]
     canceled: bool,
-    messages_sent: Option<u64>,
+    pub messages_sent: Option<u64>,
     messages_purged: Option<u64>,
     messages_canceled: Option<u64>,
 }

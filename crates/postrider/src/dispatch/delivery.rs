@@ -37,6 +37,7 @@ use std::{
     time::Duration,
 };
 use tokio::time::Instant;
+use url::Url;
 
 pub type Cargo = Arc<Letter>;
 
@@ -249,6 +250,7 @@ impl Carrier {
             }
             exchange.duration = started.elapsed();
             exchange.body = redacted(&exchange.body, [&bearer.header]);
+            exchange.headers = without_credentials(&exchange.headers, &[&bearer.header]);
             return exchange;
         }
     }
@@ -317,19 +319,27 @@ impl Carrier {
         exchange: &Exchange,
         started: Timestamp,
     ) -> Bytes {
-        let Some(body) = parcel.cargo.payload.as_ref().filter(|_| endpoint.target.is_ok()) else { return Bytes::new() };
+        let Some(body) = parcel.cargo.payload.as_ref().filter(|_| !exchange.is_untried) else { return Bytes::new() };
         let mut sent = self.headers(endpoint, parcel, body, started);
         add_trace(&mut sent, trace);
+        let mut own = endpoint.headers.clone();
+        for name in parcel.cargo.headers.iter().filter_map(|(name, _)| HeaderName::try_from(name).ok()) {
+            own.insert(name, HeaderValue::from_static(""));
+        }
         if endpoint.oauth.is_some() {
-            let mut bearer = HeaderValue::from_static("");
-            bearer.set_sensitive(true);
-            sent.insert(header::AUTHORIZATION, bearer);
+            sent.insert(header::AUTHORIZATION, HeaderValue::from_static(""));
+            own.insert(header::AUTHORIZATION, HeaderValue::from_static(""));
+        }
+        if exchange.final_url.as_deref().is_some_and(|led_to| !is_same_origin(&endpoint.shown_url, led_to)) {
+            sent = KEPT_ACROSS_HOSTS.iter().filter_map(|name| Some((name.clone(), sent.get(name)?.clone()))).collect();
         }
         let answered = match &exchange.outcome {
-            Outcome::Answered(_) => Some(without_credentials(&exchange.headers, &endpoint.headers)),
+            Outcome::Answered(_) => {
+                Some(without_credentials(&exchange.headers, &endpoint.headers.values().collect::<Vec<_>>()))
+            }
             Outcome::Failed(_) => None,
         };
-        KeptHeaders::of(&sent, &endpoint.headers, answered.as_ref()).to_bytes()
+        KeptHeaders::of(&sent, &own, answered.as_ref()).to_bytes()
     }
 
     fn settle(
@@ -504,9 +514,14 @@ fn redacted<'h>(body: &Bytes, headers: impl IntoIterator<Item = &'h HeaderValue>
     body
 }
 
-fn without_credentials(answered: &HeaderMap, own: &HeaderMap) -> HeaderMap {
+fn is_same_origin(one: &str, other: &str) -> bool {
+    let origin = |text| Url::parse(text).ok().map(|url| url.origin());
+    origin(one) == origin(other)
+}
+
+fn without_credentials(answered: &HeaderMap, own: &[&HeaderValue]) -> HeaderMap {
     let blotted = |(name, value): (&HeaderName, &HeaderValue)| {
-        let blotted = redacted(&Bytes::copy_from_slice(value.as_bytes()), own.values());
+        let blotted = redacted(&Bytes::copy_from_slice(value.as_bytes()), own.iter().copied());
         (name.clone(), HeaderValue::from_bytes(&blotted).unwrap_or_else(|_| HeaderValue::from_static("")))
     };
     answered.iter().map(blotted).collect()

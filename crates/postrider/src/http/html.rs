@@ -107,8 +107,7 @@ struct Report {
     effective_directive: String,
 }
 
-/// Known by name to the layer that lets pages into frames.
-pub const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 const PERMISSIONS: &str = "accelerometer=(), camera=(), display-capture=(), geolocation=(), gyroscope=(), magnetometer=(), \
                            microphone=(), midi=(), payment=(), publickey-credentials-get=(), usb=()";

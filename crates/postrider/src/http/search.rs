@@ -23,7 +23,7 @@ use axum::{
 };
 use http::StatusCode;
 use postrider_engine::{EndpointKey, MessageKey};
-use postrider_store::{Cut, DeliveryState, Message, Order, Search, Searched};
+use postrider_store::{By, Cut, DeliveryState, Message, Order, Search, Searched};
 use serde::Serialize;
 use std::{collections::BTreeMap, sync::Arc};
 use utoipa::ToSchema;
@@ -130,7 +130,15 @@ async fn search_all(
         None => None,
         Some(id) => Some(api.ids.key_of::<EndpointKey>(id).ok_or(Error::NotFound)?),
     };
-    let searched = environment.store().search(None, Search { endpoint, ..asked.search }).await?;
+    let mut searched = environment.store().search(None, Search { endpoint, ..asked.search }).await?;
+    let mut there = Vec::new();
+    for found in searched.found {
+        // What is left of a deleted application is nobody's to see, as elsewhere.
+        if api.directory.application(&By::Key(found.0.app)).await?.is_some() {
+            there.push(found);
+        }
+    }
+    searched.found = there;
     Ok(json(StatusCode::OK, &SearchOut::of(&api.ids, searched, detail)))
 }
 
@@ -155,6 +163,7 @@ async fn find(
     let search = Search { past, limit: 1, look_max: 1, ..Search::default() };
     let found = environment.store().search(None, search).await?.found;
     let found = found.into_iter().find(|(message, _)| message.key == key).ok_or(Error::NotFound)?;
+    api.directory.application(&By::Key(found.0.app)).await?.ok_or(Error::NotFound)?;
     Ok(json(StatusCode::OK, &FoundOut::of(&api.ids, found, detail)))
 }
 

@@ -118,6 +118,8 @@ pub struct Exchange {
     pub duration: Duration,
     /// Of the last request, if there were redirects.
     pub connection: ConnectionUse,
+    /// It was not even tried to call anybody.
+    pub is_untried: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +149,7 @@ impl Exchange {
             final_url: None,
             duration: Duration::ZERO,
             connection: ConnectionUse::Fresh,
+            is_untried: true,
         }
     }
 }
@@ -193,6 +196,7 @@ impl Transport {
             final_url,
             duration: started.elapsed(),
             connection,
+            is_untried: false,
         }
     }
 

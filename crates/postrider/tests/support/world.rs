@@ -57,6 +57,11 @@ impl World {
         self.client.create("/api/v1/app/acme/endpoint", &joined(body, &more)).await;
     }
 
+    /// Waits until the server's log has these words: it is written behind what it tells of.
+    pub async fn logs(&self, words: &str) {
+        eventually(words, async || self.server.log().contains(words).then_some(())).await;
+    }
+
     /// Below the application.
     pub async fn get(&mut self, path: &str) -> Value {
         self.client.get(&format!("/api/v1/app/acme/{path}")).await.expect("the server answers")

@@ -55,7 +55,9 @@ function load(path) {
 async function follow(place) {
   if (!place?.hasAttribute("data-refresh")) return;
   await new Promise((done) => setTimeout(done, 1500));
-  const drawn = document.hidden ? null : (await load(location.href))?.getElementById(place.id);
+  // Whoever is about to press something there is not disturbed.
+  const waits = document.hidden || place.contains(document.activeElement);
+  const drawn = waits ? null : (await load(location.href))?.getElementById(place.id);
   if (drawn) place.replaceWith(document.adoptNode(drawn));
   follow(drawn ?? place);
 }
