@@ -12,13 +12,13 @@ use std::{
 
 use common::{redis_server::RedisServer, *};
 use postrider_inbox::{
-    Event, Failure, Inbox, Outcome, RedisStore, Retention, Store, Worker, WorkerSettings,
+    Event, Failure, Inbox, Limits, Outcome, RedisStore, Retention, Retry, Store, Worker, WorkerSettings,
     redis::Durability,
     rusqlite::{Connection, TransactionBehavior},
     tokio_postgres,
 };
 use postrider_testbed::{Cluster, Mode, connect};
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use redis::AsyncCommands;
 
@@ -103,6 +103,35 @@ async fn a_kill_after_the_transaction_leaves_one_effect() {
     }
 }
 
+/// Workers that are killed after any number of steps, one after the other, until all is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_often_workers_are_killed_each_event_has_its_effect() {
+    for kind in [Kind::Sqlite, Kind::Postgres, Kind::Redis] {
+        let shop = Shop::fresh(kind).await;
+        let store = shop.site.open().await;
+        for number in 0..60 {
+            store.record(&event(&format!("{number}")), Limits::default()).await.unwrap();
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(kind as u64);
+        let mut kills = 0;
+        for round in 0.. {
+            let steps = 1 + rng.next_u32() as usize % 20;
+            kills += usize::from(kill_after(&shop, round, steps));
+            if store.standing().await.unwrap().queued == 0 {
+                break;
+            }
+            assert!(round < 200, "{kind:?}: it does not come to an end");
+        }
+        let (effects, different) = (shop.effects().await, shop.different_effects().await);
+        assert!(kills > 3, "{kind:?}: {kills} kills");
+        assert_eq!(different, 60, "{kind:?}: none is missing after {kills} kills");
+        match kind {
+            Kind::Sqlite | Kind::Postgres => assert_eq!(effects, 60, "{kind:?}: none twice after {kills} kills"),
+            Kind::Memory | Kind::Redis => assert!(effects >= 60, "{kind:?}"),
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_answered_survives_a_crash_of_postgresql() {
     let cluster = Cluster::start();
@@ -179,9 +208,11 @@ async fn victim() {
     let mut orders = orders.splitn(3, '|');
     let mut next = || orders.next().unwrap().to_owned();
     let (mark, kind, address) = (next(), next(), next());
+    if let Ok(round) = mark.parse() {
+        return work_in_steps(round, &kind, &address).await;
+    }
     let mark = *MARKS.iter().find(|known| format!("{known:?}") == mark).unwrap();
-    let kind = *[Kind::Sqlite, Kind::Postgres, Kind::Redis].iter().find(|known| format!("{known:?}") == kind).unwrap();
-    let shop = Shop { site: Arc::new(Site::known(kind, &address)) };
+    let shop = Shop::known(&kind, &address);
 
     let inbox = Inbox::new(shop.site.open().await, TestClock::new());
     let door = inbox.door("shop", source()).unwrap();
@@ -208,19 +239,48 @@ async fn victim() {
     unreachable!("it is killed before");
 }
 
+/// Works off all that is due, and says before and after each effect that it has come so far.
+async fn work_in_steps(round: u32, kind: &str, address: &str) {
+    let shop = Shop::known(kind, address);
+    let clock = TestClock::new();
+    clock.advance(round * LEASE);
+    let inbox = Inbox::new(shop.site.open().await, clock);
+    let retry = Retry { attempts_max: u32::MAX, ..Retry::default() };
+    let settings = WorkerSettings { concurrency: 4, retry, ..WorkerSettings::default() };
+    let worker = Worker::new(inbox, settings, ChaCha8Rng::seed_from_u64(0)).unwrap();
+    let handler = move |event: Event| {
+        let shop = shop.clone();
+        async move {
+            println!("{STEP}");
+            match shop.site.kind {
+                Kind::Sqlite | Kind::Postgres => shop.effect_in_transaction(&event, At::End).await,
+                Kind::Memory | Kind::Redis => shop.plain_effect(&event).await,
+            }
+            println!("{STEP}");
+            Ok(())
+        }
+    };
+    while worker.turn(handler.clone()).await.unwrap() > 0 {}
+}
+
+/// Whether it was killed, and had not come to the end of what was due before.
+fn kill_after(shop: &Shop, round: u32, steps: usize) -> bool {
+    let mut victim = start(&format!("{round}|{:?}|{}", shop.site.kind, shop.site.address));
+    let lines = BufReader::new(victim.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let is_killed = lines.filter(|line| line.ends_with(STEP)).take(steps).count() == steps;
+    victim.kill().unwrap();
+    let ended = victim.wait().unwrap();
+    assert!(is_killed || ended.success(), "the victim failed");
+    is_killed
+}
+
 async fn be_killed() {
     println!("{REACHED}");
     std::future::pending::<()>().await;
 }
 
 fn kill_at(shop: &Shop, mark: Mark) {
-    let orders = format!("{mark:?}|{:?}|{}", shop.site.kind, shop.site.address);
-    let mut victim: Child = Command::new(std::env::current_exe().unwrap())
-        .args(["victim", "--exact", "--nocapture"])
-        .env(ORDERS, orders)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut victim = start(&format!("{mark:?}|{:?}|{}", shop.site.kind, shop.site.address));
     let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut told = Vec::new();
     let is_reached = lines.any(|line| {
@@ -233,6 +293,15 @@ fn kill_at(shop: &Shop, mark: Mark) {
     victim.kill().unwrap();
     victim.wait().unwrap();
     assert!(is_reached, "the victim ended by itself:\n{}", told.join("\n"));
+}
+
+fn start(orders: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["victim", "--exact", "--nocapture"])
+        .env(ORDERS, orders)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 async fn redeliver(shop: &Shop) -> Outcome {
@@ -290,6 +359,12 @@ impl Shop {
         Self { site }
     }
 
+    fn known(kind: &str, address: &str) -> Self {
+        let kinds = [Kind::Sqlite, Kind::Postgres, Kind::Redis];
+        let kind = *kinds.iter().find(|known| format!("{known:?}") == kind).unwrap();
+        Self { site: Arc::new(Site::known(kind, address)) }
+    }
+
     fn sqlite(&self) -> Connection {
         let shop = Connection::open(&self.site.address).unwrap();
         shop.busy_timeout(Duration::from_secs(30)).unwrap();
@@ -309,6 +384,19 @@ impl Shop {
             Kind::Redis => {
                 let (mut connection, list) = self.redis().await;
                 connection.llen(list).await.unwrap()
+            }
+            Kind::Memory => unreachable!("it cannot be killed alone"),
+        }
+    }
+
+    async fn different_effects(&self) -> i64 {
+        match self.site.kind {
+            Kind::Sqlite => self.sqlite().query_row(COUNT_DIFFERENT, [], |row| row.get(0)).unwrap(),
+            Kind::Postgres => connect(&self.site.address).await.query_one(COUNT_DIFFERENT, &[]).await.unwrap().get(0),
+            Kind::Redis => {
+                let (mut connection, list) = self.redis().await;
+                let all: std::collections::BTreeSet<String> = connection.lrange(list, 0, -1).await.unwrap();
+                all.len() as i64
             }
             Kind::Memory => unreachable!("it cannot be killed alone"),
         }
@@ -367,4 +455,6 @@ const ORDERS: &str = "INBOX_VICTIM";
 const REACHED: &str = "the mark is reached";
 const EVENT: &str = "msg_1";
 const TABLE: &str = "CREATE TABLE paid (id TEXT)";
+const COUNT_DIFFERENT: &str = "SELECT count(DISTINCT id) FROM paid";
+const STEP: &str = "a step is done";
 const COUNT: &str = "SELECT count(*) FROM paid";

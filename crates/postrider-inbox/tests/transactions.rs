@@ -9,7 +9,7 @@ use std::{
 
 use common::*;
 use postrider_inbox::{
-    Clock, Inbox, Limits, PostgresStore, Processed, Settlement, SqliteStore, Store, postgres,
+    Clock, Inbox, InboxSettings, Limits, PostgresStore, Processed, Retention, Settlement, SqliteStore, Store, postgres,
     rusqlite::{self, Connection, TransactionBehavior},
     sqlite, tokio_postgres,
 };
@@ -28,6 +28,10 @@ fn pay(inbox: &Inbox<SqliteStore>, shop: &mut Connection, id: &str) -> Processed
     let paid = inbox.process(&mut tx, &key(id), |tx| tx.execute("INSERT INTO paid VALUES (?1)", [id])).unwrap();
     tx.commit().unwrap();
     paid
+}
+
+fn a_week() -> InboxSettings {
+    InboxSettings { retention: Retention::days(7).unwrap(), ..InboxSettings::default() }
 }
 
 fn paid(shop: &Connection) -> i64 {
@@ -112,6 +116,21 @@ async fn on_sqlite_an_effect_is_remembered_as_long_as_its_event_is_not_done() {
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 2);
     assert_eq!(pay(&inbox, &mut shop, "a"), Processed::Ran(1), "forgotten with its event");
+}
+
+#[tokio::test]
+async fn on_sqlite_a_redelivery_after_six_days_has_no_second_effect() {
+    let site = Site::fresh(Kind::Sqlite).await;
+    let clock = TestClock::new();
+    let inbox = Inbox::with_settings(site.sqlite(), clock.clone(), a_week());
+    let mut shop = shop(&site);
+    assert_eq!(pay(&inbox, &mut shop, "a"), Processed::Ran(1));
+    clock.advance(6 * DAY);
+    inbox.clean().await.unwrap();
+    assert_eq!(pay(&inbox, &mut shop, "a"), Processed::SeenBefore);
+    clock.advance(2 * DAY);
+    inbox.clean().await.unwrap();
+    assert_eq!(pay(&inbox, &mut shop, "a"), Processed::Ran(1), "after its retention it is a new one");
 }
 
 #[tokio::test]
@@ -250,6 +269,20 @@ async fn on_postgresql_an_effect_is_remembered_as_long_as_its_event_is_not_done(
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 2);
     assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::Ran(1), "forgotten with its event");
+}
+
+#[tokio::test]
+async fn on_postgresql_a_redelivery_after_six_days_has_no_second_effect() {
+    let (site, _, clock) = pg_shop().await;
+    let inbox = Inbox::with_settings(site.postgres(), clock.clone(), a_week());
+    let mut client = connect(&site.address).await;
+    assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::Ran(1));
+    clock.advance(6 * DAY);
+    inbox.clean().await.unwrap();
+    assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::SeenBefore);
+    clock.advance(2 * DAY);
+    inbox.clean().await.unwrap();
+    assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::Ran(1), "after its retention it is a new one");
 }
 
 #[tokio::test]

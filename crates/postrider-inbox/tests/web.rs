@@ -193,6 +193,12 @@ async fn the_sequence_header_gives_an_event_its_place() {
 async fn only_headers_that_were_asked_for_are_kept() {
     let store: Memory = Arc::new(MemoryStore::new());
     let inbox = Inbox::new(Arc::clone(&store), TestClock::new());
+    let usual = inbox.door("usual", source()).unwrap();
+    let (headers, body) = signed("msg_1", "{}", at(0));
+    usual.take(&headers, body).await;
+    let event = store.claim(1, LEASE, at(0)).await.unwrap().remove(0).event;
+    assert_eq!(event.headers, [("content-type".to_owned(), "application/json".to_owned())]);
+
     let door = inbox.door("shop", source()).unwrap().keeping_headers(["X-Kind", "absent"]);
     let (mut headers, body) = signed("msg_1", "{}", at(0));
     headers.insert("x-kind", "paid".parse().unwrap());

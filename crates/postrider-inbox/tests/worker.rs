@@ -128,7 +128,9 @@ async fn a_handler_that_hangs_is_cut_off() {
             Ok(())
         }
     };
+    let begun = tokio::time::Instant::now();
     worker(&inbox, retry(1)).turn(hang).await.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 30);
     assert!(inbox.dead(None, 1).await.unwrap()[0].reason.contains("longer than 30s"));
     tokio::task::yield_now().await;
     assert!(ended.load(Ordering::SeqCst), "it does not run on behind");

@@ -21,6 +21,20 @@ impl Inbox<PostgresStore> {
     /// The transaction is in the inbox's own database. Of two with the same event at the same instant the second waits for the
     /// first: if that commits, it was seen before; if it is rolled back, the second runs. With `REPEATABLE READ` or `SERIALIZABLE`
     /// the second fails with a serialization error instead, and is to be tried again.
+    ///
+    /// ```no_run
+    /// use postrider_inbox::{Event, Failure, Inbox, PostgresStore, tokio_postgres::Transaction};
+    ///
+    /// async fn pay(inbox: &Inbox<PostgresStore>, event: &Event) -> Result<(), Failure> {
+    ///     let mut client = inbox.store().pool().get().await?;
+    ///     let mut tx = client.transaction().await?;
+    ///     let effect = async |tx: &mut Transaction<'_>| {
+    ///         tx.execute("INSERT INTO payments VALUES ($1)", &[&event.key.id.as_str()]).await
+    ///     };
+    ///     inbox.process(&mut tx, &event.key, effect).await?;
+    ///     Ok(tx.commit().await?)
+    /// }
+    /// ```
     pub async fn process<T, E>(
         &self,
         tx: &mut Transaction<'_>,
