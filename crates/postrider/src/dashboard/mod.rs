@@ -26,6 +26,7 @@ mod schedule;
 mod session;
 mod settings;
 mod sign_in;
+mod sources;
 mod tasks;
 mod who;
 
@@ -73,6 +74,7 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
         .merge(live::routes())
         .merge(schedule::routes())
         .merge(event_types::routes())
+        .merge(sources::routes())
         .merge(tasks::routes())
         .merge(api_keys::routes())
         .merge(alerts::routes())
