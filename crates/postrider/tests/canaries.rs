@@ -194,7 +194,18 @@ async fn pages(world: &mut World, message: &str) -> Vec<(String, Vec<u8>)> {
     let entered = world.client.send_whole(Method::POST, "/sign-in", &form, &token).await.expect("an answer").0;
     let cookie = entered.headers["set-cookie"].to_str().expect("text").split(';').next().expect("a pair").to_owned();
     let app = world.get("").await["id"].as_str().expect("an id").to_owned();
-    let of_all = ["overview", "apps", "audit", "api-keys", "alerts", "tasks", "event-types", "schedule"];
+    let of_all = [
+        "overview",
+        "apps",
+        "sources",
+        "sources/source",
+        "audit",
+        "api-keys",
+        "alerts",
+        "tasks",
+        "event-types",
+        "schedule",
+    ];
     let mut paths: Vec<String> = of_all.map(|page| format!("/{page}")).to_vec();
     paths.extend(["", "/messages", "/dead-letters"].map(|rest| format!("/apps/{app}{rest}")));
     paths.push(format!("/apps/{app}/messages/{message}"));

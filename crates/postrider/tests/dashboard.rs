@@ -29,16 +29,18 @@ on_both_stores! {
     an_endpoint_s_rules_and_headers_are_set_in_its_form,
     what_was_done_is_counted_and_drawn,
     tasks_and_keys_are_seen_and_ended,
+    sources_and_what_they_refused_are_shown_to_operators,
     nodes_and_settings_are_shown_to_operators,
     a_schedule_is_drawn_over_what_the_application_says,
     a_test_alert_tells_how_it_went,
 }
 
 /// What whoever runs it sees.
-const OF_ALL: [&str; 11] = [
+const OF_ALL: [&str; 12] = [
     "/overview",
     "/apps",
     "/messages",
+    "/sources",
     "/event-types",
     "/tasks",
     "/schedule",
@@ -469,7 +471,7 @@ async fn pages_show_what_one_may_do_and_no_more(store: StoreKind) {
         visitor.world.client.create("/api/v1/api-key", &wanted).await["token"].as_str().expect("a key").to_owned();
     let portal = visitor.world.client.create(access, &json!({"readOnly": true})).await["token"].clone();
     for (token, who, others) in
-        [(key, "API key screen", &OF_ALL[..7]), (portal.as_str().expect("it").to_owned(), "Acme", &[][..])]
+        [(key, "API key screen", &OF_ALL[..8]), (portal.as_str().expect("it").to_owned(), "Acme", &[][..])]
     {
         visitor.sign_in(&token).await;
         for path in pages.iter().map(String::as_str).chain(others.iter().copied()) {
@@ -733,6 +735,41 @@ async fn what_was_done_is_counted_and_drawn(store: StoreKind) {
     assert!(page.text.contains("2 × 5xx"), "{}", page.text);
     let page = visitor.see(&visitor.page("")).await;
     assert!(page.text.contains("2 × 5xx") && page.text.contains("0 delivered, 2 failed"), "{}", page.text);
+}
+
+async fn sources_and_what_they_refused_are_shown_to_operators(store: StoreKind) {
+    let mut visitor = Visitor::arrive(store).await;
+    let token = visitor.token();
+    visitor.sign_in(&token).await;
+    assert!(visitor.see("/sources").await.text.contains("There are none yet"));
+    let wanted = json!({"name": "<b>GitHub", "uid": "gh", "type": "github", "config": {"secret": "s"}});
+    let source = visitor.world.client.create("/ingest/api/v1/source", &wanted).await;
+    let text = |name: &str| source[name].as_str().expect("text").to_owned();
+    let url = text("ingestUrl");
+    let path = url.strip_prefix(&visitor.world.server.url()).expect("ours");
+    let body = r#"{"a":"<script>alert(1)</script>"}"#;
+    let sent = visitor.world.client.send(Method::POST, path, &[("x-seen", "<i>yes")], body).await.expect("an answer");
+    assert_eq!(sent.0.as_u16(), 401);
+    let page = visitor.see("/sources").await;
+    let (log, app) = (format!("/sources/{}", text("id")), format!("/apps/{}", text("appId")));
+    assert!(page.text.contains(&log) && page.text.contains(&app) && page.text.contains("github"), "{}", page.text);
+    assert!(!page.text.contains(path) && !page.text.contains("<b>"), "neither its URL nor a tag: {}", page.text);
+    let page = support::eventually("the log", async || {
+        let page = visitor.see(&log).await;
+        page.text.contains("x-hub-signature-256 is missing").then_some(page)
+    })
+    .await;
+    assert!(page.text.contains("x-seen: ") && page.text.contains("alert(1)"), "{}", page.text);
+    assert!(!page.text.contains("<i>") && !page.text.contains("<script>alert"), "{}", page.text);
+    assert_eq!(visitor.see(&app).await.status, 200, "and its application has the usual pages");
+    assert_eq!(visitor.see("/sources/nowhere").await.status, 404);
+    let access = format!("/ingest/api/v1/source/{}/dashboard", text("id"));
+    let portal = visitor.world.client.create(&access, &json!({})).await["token"].as_str().expect("it").to_owned();
+    visitor.sign_in(&portal).await;
+    for path in ["/sources", &log] {
+        assert_eq!(visitor.see(path).await.status, 403, "{path}");
+    }
+    assert_eq!(visitor.see(&app).await.status, 200);
 }
 
 async fn tasks_and_keys_are_seen_and_ended(store: StoreKind) {

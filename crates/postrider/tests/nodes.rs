@@ -152,6 +152,53 @@ async fn a_message_is_owed_to_an_endpoint_that_another_node_has_just_added() {
     }
 }
 
+/// Nobody tells these nodes of changes, as if their news were late.
+#[tokio::test]
+async fn a_source_is_the_same_at_every_node_and_an_event_sent_to_all_is_one_message() {
+    let place = Place::new().await;
+    let (one, two) = (place.house().await, place.house().await);
+    let ask = async |house: &House, method: &str, path: &str, headers: &[(&str, &str)], body: &str| {
+        let mut request = http::Request::builder().method(method).uri(path).header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        house.ask(request.body(axum::body::Body::from(body.to_owned())).expect("a request")).await
+    };
+    let token = format!("Bearer {}", one.token);
+    let manage = [("authorization", token.as_str())];
+    let body = json!({"name": "GitHub", "uid": "gh", "type": "github"}).to_string();
+    let source = ask(&one, "POST", "/ingest/api/v1/source", &manage, &body).await.expect(201);
+    let url =
+        source["ingestUrl"].as_str().expect("a URL").strip_prefix("https://hooks.example").expect("ours").to_owned();
+    let deliver = async |house: &House, id: &str| {
+        let headers = [("x-github-event", "push"), ("x-github-delivery", id)];
+        ask(house, "POST", &url, &headers, "{}").await.status.as_u16()
+    };
+    let both: Vec<&House> = [&one, &two].into_iter().cycle().take(20).collect();
+    let heard = futures_util::future::join_all(both.into_iter().map(|house| deliver(house, "same"))).await;
+    assert_eq!(heard, [200; 20]);
+    let app = source["appId"].as_str().expect("an id");
+    let kept = two.get(&format!("app/{app}/msg")).await.expect(200);
+    assert_eq!(kept["data"].as_array().expect("a list").len(), 1);
+
+    // From now on only what is signed is taken, also where the change is not known yet.
+    let body = json!({"name": "GitHub", "uid": "gh", "type": "github", "config": {"secret": "s"}}).to_string();
+    ask(&one, "PUT", "/ingest/api/v1/source/gh", &manage, &body).await.expect(200);
+    assert_eq!(deliver(&two, "other").await, 401);
+    // The last URL but one is over.
+    for _ in 0..2 {
+        ask(&one, "POST", "/ingest/api/v1/source/gh/token/rotate", &manage, "").await.expect(200);
+    }
+    assert_eq!(deliver(&one, "other").await, 404);
+    let headers = [("x-hub-signature-256", "sha256=6b9a2b2bb4cd4fb6b75f1b24bdbae31ef2d0ff3b4c8f2f5b8a5fb8ac5a3b3f11")];
+    assert_eq!(ask(&two, "POST", &url, &headers, "{}").await.status, 401, "it is verified by what is known there");
+    let kept = two.get(&format!("app/{app}/msg")).await.expect(200);
+    assert_eq!(kept["data"].as_array().expect("a list").len(), 1, "nothing more was taken");
+    for house in [one, two] {
+        house.store.close().await;
+    }
+}
+
 /// Whichever of them owns the lane: the other one shows what it has not sent.
 #[tokio::test]
 async fn a_tail_shows_what_another_node_sends() {

@@ -15,6 +15,7 @@ use sha2::Sha256;
 use support::{
     eventually,
     receiver::Answer,
+    server::Server,
     stores::{StoreKind, on_both_stores},
     world::{World, hasty},
 };
@@ -41,6 +42,32 @@ on_both_stores! {
     the_old_url_holds_on_after_a_rotation,
     a_source_is_not_among_the_applications,
     a_source_outlives_a_kill_and_what_it_took_can_be_replayed,
+}
+
+/// A source is an application, and what each may hand in is limited likewise.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_many_at_once_are_told_when_to_come_again() {
+    let mut server = Server::not_started(&[]);
+    server.set_variables(&[("POSTRIDER_INGEST_RATE_PER_APPLICATION", "5"), ("POSTRIDER_BODY_MAX", "1KiB")]);
+    server.start_again();
+    server.take_token();
+    let mut client = support::api::Client::new(server.address(), server.token());
+    let body = json!({"name": "Any", "type": "generic-webhook"});
+    let source = client.create("/ingest/api/v1/source", &body).await;
+    let url = source["ingestUrl"].as_str().expect("a URL");
+    let all = futures_util::future::join_all((0..50).map(|_| post(url, &[], b"{}"))).await;
+    let (taken, limited): (Vec<_>, Vec<_>) = all.iter().partition(|reply| reply.status == 200);
+    assert!(!taken.is_empty() && limited.len() > 20, "{} were taken", taken.len());
+    for reply in limited {
+        assert_eq!(reply.status, 429);
+        assert!(reply.headers.contains_key("retry-after"));
+    }
+    let app = source["appId"].as_str().expect("an id");
+    let kept: Vec<Value> = client.list(&format!("/api/v1/app/{app}/msg")).await.expect("a list");
+    assert_eq!(kept.len(), taken.len(), "what was answered with yes, and nothing else");
+    let large =
+        eventually("room", async || Some(post(url, &[], &[b'x'; 1025]).await.status).filter(|status| *status != 429));
+    assert_eq!(large.await, 413);
 }
 
 struct Reply {
@@ -464,6 +491,12 @@ async fn what_is_refused_is_in_the_log_with_its_reason(store: StoreKind) {
         (vec![], &b"{}"[..], 401, "x-hub-signature-256 is missing"),
         (vec![("x-hub-signature-256", format!("sha256={}", hex(&[0; 32])))], b"{}", 401, "no signature matches"),
         (vec![("x-hub-signature-256", format!("sha1={signed}"))], b"{}", 401, "does not hold `sha256=`"),
+        (
+            vec![("x-hub-signature-256", format!("sha256={signed}"))],
+            b"{}\n",
+            401,
+            "spaces or line breaks were added at the end of the body",
+        ),
         (vec![("content-type", "image/png".to_owned())], b"{}", 415, "must be JSON, a form, text or XML"),
         (vec![("content-encoding", "gzip".to_owned())], b"{}", 415, "Compressed"),
         (vec![], &large[..], 413, "larger than 1048576 bytes"),
@@ -478,7 +511,7 @@ async fn what_is_refused_is_in_the_log_with_its_reason(store: StoreKind) {
         assert_eq!(log[0]["status_code"], status);
         assert!(log[0]["error_text"].as_str().expect("text").contains(reason), "{}", log[0]);
         assert_eq!((&log[0]["source_id"], &log[0]["headers"]["x-seen"]), (&source["id"], &json!("yes")));
-        assert_eq!(log[0]["payload"], if status == 401 { "{}" } else { "" });
+        assert_eq!(log[0]["payload"], if status == 401 { str::from_utf8(body).expect("text") } else { "" });
         assert!(!log[0].to_string().contains("canary"), "{}", log[0]);
     }
     assert_eq!(messages(&mut world, &source).await.len(), 0);

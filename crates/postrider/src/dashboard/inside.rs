@@ -169,6 +169,11 @@ impl Path {
         Self::under("/api/v1", parts)
     }
 
+    /// Of the API, for what concerns sources.
+    pub fn ingest(parts: &[&str]) -> Self {
+        Self::under("/ingest/api/v1", parts)
+    }
+
     /// Of a page.
     pub fn page(parts: &[&str]) -> Self {
         Self::under("", parts)

@@ -27,6 +27,7 @@ mod schedule;
 mod session;
 mod settings;
 mod sign_in;
+mod sources;
 mod tasks;
 mod who;
 
@@ -76,6 +77,7 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
         .merge(live::routes())
         .merge(schedule::routes())
         .merge(event_types::routes())
+        .merge(sources::routes())
         .merge(tasks::routes())
         .merge(api_keys::routes())
         .merge(alerts::routes())

@@ -387,7 +387,11 @@ async fn patch(
 /// Delete an application with its endpoints.
 #[utoipa::path(delete, path = "/api/v1/app/{app_id}", operation_id = "v1.application.delete", tag = "Application",
     params(("app_id" = String, Path, description = "Its id or uid")),
-    responses((status = 204), (status = 404, body = HttpErrorOut)))]
+    responses(
+        (status = 204),
+        (status = 404, body = HttpErrorOut),
+        (status = 409, body = HttpErrorOut, description = "It is a source's"),
+    ))]
 async fn delete(State(api): State<Arc<Api>>, app: InApp, query: Query) -> Result<StatusCode, Error> {
     app.require_environment()?;
     query.finish()?;

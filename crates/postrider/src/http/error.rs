@@ -14,7 +14,7 @@ use std::{borrow::Cow, time::Duration};
 use tracing::error;
 use utoipa::ToSchema;
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Error {
     /// Also the answer for what exists and belongs to someone else.
     NotFound,

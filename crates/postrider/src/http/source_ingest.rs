@@ -57,7 +57,11 @@ async fn receive(State(api): State<Arc<Api>>, request: Request) -> Response {
         }
     };
     let (mut parts, body) = request.into_parts();
-    let (app, token) = match find(&api, &mut parts).await {
+    let found = match token_in(&mut parts).await {
+        Ok(token) => find(&api, &token).await.map(|app| (app, token)),
+        Err(why) => Err(why),
+    };
+    let (app, token) = match found {
         Ok(found) => found,
         Err(why) => {
             drop(pass);
@@ -70,7 +74,7 @@ async fn receive(State(api): State<Arc<Api>>, request: Request) -> Response {
         count("limited");
         return turn_away(Request::from_parts(parts, body), Error::TooManyRequests { retry_after }).await;
     }
-    take(&api, &app, parts, body, pass).await
+    take(&api, app, &token, Request::from_parts(parts, body), pass).await
 }
 
 /// Answer what some services ask before they send anything.
@@ -83,8 +87,12 @@ async fn receive(State(api): State<Arc<Api>>, request: Request) -> Response {
     ))]
 async fn ask(State(api): State<Arc<Api>>, request: Request) -> Response {
     let (mut parts, _) = request.into_parts();
-    let app = match find(&api, &mut parts).await {
-        Ok((app, _)) => app,
+    let found = match token_in(&mut parts).await {
+        Ok(token) => find(&api, &token).await,
+        Err(why) => Err(why),
+    };
+    let app = match found {
+        Ok(app) => app,
         Err(why) => return why.into_response(),
     };
     let query = parts.uri.query().unwrap_or_default();
@@ -100,20 +108,22 @@ async fn ask(State(api): State<Arc<Api>>, request: Request) -> Response {
     }
 }
 
-/// The source whose token it is.
-async fn find(api: &Api, parts: &mut Parts) -> Result<(Arc<AppEntry>, String), Error> {
+async fn token_in(parts: &mut Parts) -> Result<String, Error> {
     let params = path_params(parts).await?;
-    let token = params.iter().find(|(name, _)| *name == "token").map(|(_, token)| token.to_owned());
-    let token = token.ok_or(Error::NotFound)?;
-    let app = sources::app_of_token(&api.ids, &token).ok_or(Error::NotFound)?;
+    params.iter().find(|(name, _)| *name == "token").map(|(_, token)| token.to_owned()).ok_or(Error::NotFound)
+}
+
+/// The source whose token it is.
+async fn find(api: &Api, token: &str) -> Result<Arc<AppEntry>, Error> {
+    let app = sources::app_of_token(&api.ids, token).ok_or(Error::NotFound)?;
     let entry = api.directory.application(&By::Key(app)).await?.ok_or(Error::NotFound)?;
     let is_its = match &entry.source {
-        Some(Ok(source)) => source.has_token(&token, (api.clock)()),
+        Some(Ok(source)) => source.has_token(token, (api.clock)()),
         // Our own fault: the token cannot be compared.
         Some(Err(_)) => true,
         None => false,
     };
-    if is_its { Ok((entry, token)) } else { Err(Error::NotFound) }
+    if is_its { Ok(entry) } else { Err(Error::NotFound) }
 }
 
 fn usable(app: &AppEntry) -> Result<&Source, Error> {
@@ -124,74 +134,89 @@ fn usable(app: &AppEntry) -> Result<&Source, Error> {
     }
 }
 
-async fn take(api: &Api, app: &AppEntry, parts: Parts, body: Body, pass: Pass) -> Response {
-    let source = match usable(app) {
-        Ok(source) => source,
-        Err(why) => {
-            count("failed");
-            return turn_away(Request::from_parts(parts, body), why).await;
-        }
-    };
-    let now = (api.clock)();
-    let refuse = |why: Error, reason: String, body: Bytes| {
-        count("refused");
-        let received = source.received(&parts.headers);
-        let headers = received.passed_on.into_iter().chain(received.kept).collect();
-        let (app, status) = (app.application.key, why.status());
-        api.refusals.note(Refusal { app, at: now, status, reason, headers, body });
-        why.into_response()
-    };
-    if let Err(why) = check_head(&parts.headers, api) {
-        let reason = why.reason();
-        return refuse(why, reason, Bytes::new());
-    }
-    let body = match read(body, api.settings.body_max).await {
-        Ok(body) => body,
-        Err(why) => {
-            let reason = why.reason();
-            return refuse(why, reason, Bytes::new());
-        }
+async fn take(api: &Api, mut app: Arc<AppEntry>, token: &str, request: Request, pass: Pass) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = match check_head(&parts.headers, api) {
+        Ok(()) => read(body, api.settings.body_max).await,
+        Err(why) => Err(why),
     };
     let url = base_url(&api.settings, &parts.headers);
     let url = url.zip(parts.uri.path_and_query()).map(|(base, path)| format!("{base}{path}"));
-    if let Err(refusal) = source.verify(&parts.headers, &body, url.as_deref(), unix(now)) {
-        return refuse(Error::Unverified, refusal.to_string(), body);
+    // Anew if someone changed the source meanwhile: what it says now is what counts.
+    for _ in 0..TRIES_MAX {
+        let source = match usable(&app) {
+            Ok(source) => source,
+            Err(why) => {
+                count("failed");
+                return why.into_response();
+            }
+        };
+        let now = (api.clock)();
+        let refuse = |why: Error, reason: String, body: Bytes| {
+            count("refused");
+            let received = source.received(&parts.headers);
+            let headers = received.passed_on.into_iter().chain(received.kept).collect();
+            let (app, status) = (app.application.key, why.status());
+            api.refusals.note(Refusal { app, at: now, status, reason, headers, body });
+            why.into_response()
+        };
+        let body = match &body {
+            Ok(body) => body,
+            Err(why) => return refuse(why.clone(), why.reason(), Bytes::new()),
+        };
+        if let Err(refusal) = source.verify(&parts.headers, body, url.as_deref(), unix(now)) {
+            let mut reason = refusal.to_string();
+            // Nobody would read it otherwise.
+            if api.refusals.has_room() {
+                for cause in source.explain(&parts.headers, body, url.as_deref(), unix(now)) {
+                    reason = format!("{reason}. It would match if not for this: {cause}");
+                }
+            }
+            return refuse(Error::Unverified, reason, body.clone());
+        }
+        if let Some(answer) = source.challenge.answer(body) {
+            count("asked");
+            return answered(answer);
+        }
+        let event = NewEvent {
+            content: source.content(&parts.headers, body.clone()),
+            payload_expires_at: None,
+            idempotency: None,
+            only: None,
+            trace: context_of(&parts.headers),
+        };
+        match api.ingest.accept_if_current(&app, event).await {
+            Ok(Accepted::Now(_)) => {
+                count("accepted");
+                return taken(source);
+            }
+            // It is stored and scheduled: a sender that did not hear so must not send it once more.
+            Ok(Accepted::Before(_)) | Err(AcceptError::EventIdTaken) => {
+                count("repeated");
+                return taken(source);
+            }
+            Err(AcceptError::Outdated) => match find(api, token).await {
+                Ok(found) => app = found,
+                Err(why) => {
+                    count(if why == Error::NotFound { "unknown" } else { "failed" });
+                    return why.into_response();
+                }
+            },
+            Err(AcceptError::Store(StoreError::Busy)) => {
+                drop(pass);
+                count("busy");
+                let retry_after = api.ingest.gate().turn_away().await.retry_after;
+                return Error::Unavailable { retry_after }.into_response();
+            }
+            Err(AcceptError::Store(fault)) => {
+                count("failed");
+                return Error::from(fault).into_response();
+            }
+            Err(AcceptError::KeyReused) => break,
+        }
     }
-    if let Some(answer) = source.challenge.answer(&body) {
-        count("asked");
-        return answered(answer);
-    }
-    let event = NewEvent {
-        content: source.content(&parts.headers, body.clone()),
-        payload_expires_at: None,
-        idempotency: None,
-        only: None,
-        trace: context_of(&parts.headers),
-    };
-    match api.ingest.accept(app, event).await {
-        Ok(Accepted::Now(_)) => {
-            count("accepted");
-            taken(source)
-        }
-        // It is stored and scheduled: a sender that did not hear so must not send it once more.
-        Ok(Accepted::Before(_)) | Err(AcceptError::EventIdTaken) => {
-            count("repeated");
-            taken(source)
-        }
-        Err(AcceptError::KeyReused | AcceptError::Outdated) => {
-            count("failed");
-            Error::Unavailable { retry_after: Duration::from_secs(1) }.into_response()
-        }
-        Err(AcceptError::Store(StoreError::Busy)) => {
-            drop(pass);
-            count("busy");
-            Error::Unavailable { retry_after: api.ingest.gate().turn_away().await.retry_after }.into_response()
-        }
-        Err(AcceptError::Store(fault)) => {
-            count("failed");
-            Error::from(fault).into_response()
-        }
-    }
+    count("failed");
+    Error::Unavailable { retry_after: Duration::from_secs(1) }.into_response()
 }
 
 fn check_head(headers: &HeaderMap, api: &Api) -> Result<(), Error> {
@@ -238,5 +263,7 @@ fn count(outcome: &'static str) {
     metrics::counter!("postrider_source_requests_total", "outcome" => outcome).increment(1);
 }
 
+/// How often a request is looked at anew, because its source has changed meanwhile.
+const TRIES_MAX: usize = 3;
 /// Someone has to look after it first.
 const UNUSABLE_PAUSE: Duration = Duration::from_secs(60);

@@ -64,6 +64,11 @@ impl Refusals {
         Self(Arc::new(Waiting { records: Records::new(store), queue: Mutex::default(), dropped }))
     }
 
+    /// Whether one more would be written.
+    pub fn has_room(&self) -> bool {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).refused.len() < QUEUE_MAX
+    }
+
     /// Returns at once.
     pub fn note(&self, mut refusal: Refusal) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);

@@ -83,13 +83,27 @@ impl Ingest {
     }
 
     /// After `Ok` the message and all that it owes are on the disk.
-    pub async fn accept(&self, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
-        let Some(traces) = &self.traces else { return self.accept_untraced(app, event).await };
+    pub async fn accept(&self, app: &AppEntry, event: NewEvent) -> Result<Accepted, AcceptError> {
+        self.accept_within(TRIES_MAX, app, event).await
+    }
+
+    /// The same, but `Outdated` if the application is not what it was taken for: whoever let the message in by what the
+    /// application says has to look at that again.
+    pub async fn accept_if_current(&self, app: &AppEntry, event: NewEvent) -> Result<Accepted, AcceptError> {
+        let accepted = self.accept_within(1, app, event).await;
+        if let Err(AcceptError::Outdated) = accepted {
+            self.directory.outdated(app);
+        }
+        accepted
+    }
+
+    async fn accept_within(&self, tries: usize, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
+        let Some(traces) = &self.traces else { return self.accept_untraced(tries, app, event).await };
         let span = traces.accepting(event.trace.as_ref(), self.clock.now());
-        let Some(span) = span else { return self.accept_untraced(app, event).await };
+        let Some(span) = span else { return self.accept_untraced(tries, app, event).await };
         event.trace = Some(span.context());
         let event_type = event.content.event_type.clone();
-        let answer = self.accept_untraced(app, event).await;
+        let answer = self.accept_untraced(tries, app, event).await;
         let (message, is_repeated, failed) = match &answer {
             Ok(Accepted::Now(message)) => (Some(*message), false, None),
             Ok(Accepted::Before(message)) => (Some(*message), true, None),
@@ -108,10 +122,15 @@ impl Ingest {
         answer
     }
 
-    async fn accept_untraced(&self, app: &AppEntry, mut event: NewEvent) -> Result<Accepted, AcceptError> {
+    async fn accept_untraced(
+        &self,
+        tries: usize,
+        app: &AppEntry,
+        mut event: NewEvent,
+    ) -> Result<Accepted, AcceptError> {
         let mut newer: Option<Arc<AppEntry>> = None;
         let event_type = event.content.event_type.clone();
-        for tries_left in (0..TRIES_MAX).rev() {
+        for tries_left in (0..tries).rev() {
             let entry = newer.as_deref().unwrap_or(app);
             // Only an entry that is counted can be found outdated.
             let copy = entry.generation.filter(|_| tries_left > 0).map(|_| event.clone());

@@ -8,7 +8,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, header};
-use postrider_signature::{Received as Request, Refusal, Verified};
+use postrider_signature::{Cause, Received as Request, Refusal, Verified};
 use postrider_store::{Content, Received};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::value::RawValue;
@@ -68,9 +68,16 @@ impl Source {
     ) -> Result<Option<Verified>, Refusal> {
         let Some(verifier) = &self.verifier else { return Ok(None) };
         let header = |name: &str| only(headers, name);
-        let request = Request::new(&header, body);
-        let request = if let Some(url) = url { request.at(url) } else { request };
-        verifier.verify(&request, now).map(Some)
+        verifier.verify(&request(&header, body, url), now).map(Some)
+    }
+
+    /// What would have to be otherwise for a request that was refused to be believed, as far as that can be found out by trying.
+    pub fn explain(&self, headers: &HeaderMap, body: &[u8], url: Option<&str>, now: i64) -> Vec<Cause> {
+        let header = |name: &str| only(headers, name);
+        match &self.verifier {
+            Some(verifier) if body.len() <= EXPLAINED_MAX => verifier.explain(&request(&header, body, url), now),
+            Some(_) | None => Vec::new(),
+        }
     }
 
     /// The message that a request becomes. The bytes are as they came.
@@ -111,6 +118,15 @@ impl Source {
         }
         received
     }
+}
+
+fn request<'h, 'b>(
+    header: &'h dyn Fn(&str) -> Option<&'h str>,
+    body: &'b [u8],
+    url: Option<&'h str>,
+) -> Request<'h, 'b> {
+    let request = Request::new(header, body);
+    if let Some(url) = url { request.at(url) } else { request }
 }
 
 /// The text or number that a JSON pointer leads to. What lies beside the way is passed over unread, whatever it is.
@@ -193,6 +209,8 @@ fn event_type(text: &str) -> Option<String> {
 
 const JSON: &str = "application/json";
 const BYTES: &str = "application/octet-stream";
+/// It takes a dozen looks at the whole body.
+const EXPLAINED_MAX: usize = 64 * 1024;
 const FROM: &str = "from.";
 const NAME_MAX: usize = 256;
 const PLACE_MAX: usize = 256;

@@ -33,7 +33,7 @@ async fn what_was_stored_never_runs() {
             looks.at(&at(&world, &path), &place.attack).await;
         }
     }
-    for path in ["/overview", "/apps", "/event-types", "/api-keys", "/audit", "/tasks", "/alerts"] {
+    for path in ["/overview", "/apps", "/sources", "/event-types", "/api-keys", "/audit", "/tasks", "/alerts"] {
         looks.at_all_of(&at(&world, path)).await;
     }
     watch_live(&mut world, &attacks, &mut looks).await;

@@ -34,8 +34,18 @@ async fn pages_fit_a_small_screen_and_are_reached_by_keyboard() {
         format!("/apps/{app}/endpoints/{endpoint}/edit"),
         format!("/apps/{app}/endpoints/{endpoint}/schedule"),
     ];
-    let of_all =
-        ["/overview", "/apps", "/event-types", "/tasks", "/alerts", "/nodes", "/settings", "/api-keys", "/audit"];
+    let of_all = [
+        "/overview",
+        "/apps",
+        "/sources",
+        "/event-types",
+        "/tasks",
+        "/alerts",
+        "/nodes",
+        "/settings",
+        "/api-keys",
+        "/audit",
+    ];
     for page in own.iter().chain(&deeper).map(String::as_str).chain(of_all) {
         browser.go(&at(&world, page)).await;
         let over = told_by(&browser, "return document.documentElement.scrollWidth - innerWidth").await;
