@@ -52,19 +52,6 @@ pub async fn measure(receiver: &Receiver, duration: Duration) -> Result<FloorRun
     })
 }
 
-/// The same, with the CPU time of whoever answers.
-pub async fn against(
-    receiver: &Receiver,
-    duration: Duration,
-    cpu: impl Fn() -> Result<Duration>,
-) -> Result<(Done, Duration)> {
-    let ledger = receiver.open_ledger(1);
-    let url = receiver.endpoint(Temper::Healthy, 0).url;
-    let measured = drive(&url, (ledger.run, Ids::New), duration, cpu).await;
-    receiver.close_ledger(ledger.run);
-    measured
-}
-
 /// Lets the client send to a URL, with ids of this run, and reads somebody's CPU time meanwhile.
 pub async fn drive(
     url: &str,

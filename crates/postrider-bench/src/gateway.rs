@@ -1,5 +1,5 @@
 //! How many requests of another service a source takes in, verified, deduplicated and on the disk: against the same client
-//! and a bare server that does nothing but read and answer.
+//! and the same HTTP server, which does nothing but read and answer.
 //!
 //! The source has no endpoints, so that nothing but taking in is measured. Every request that was answered must have become
 //! a message, and one that came before none.
@@ -7,6 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
+use crate::bare::Bare;
 use crate::floor::{self, CONNECTIONS, Ids};
 use crate::process::cpu_time;
 use crate::report::{Median, Series, median, median_count};
@@ -50,14 +51,15 @@ impl Gateway {
             per_s: done.delivered as f64 / done.seconds,
             cpu_us: cpu_us / done.delivered.max(1) as f64,
         };
-        let own = std::process::id();
+        let nothing = Bare::start().await?;
+        let bare_url = format!("http://{}/", nothing.address);
         let (mut bare, mut taken, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for round in 1..=bench.settings.runs {
             bench.progress.step(&format!("gateway, round {round}: a bare server"));
-            let (done, cpu) = floor::against(&bench.receiver, duration, || cpu_time(own)).await?;
+            let number = u16::try_from(round)?;
+            let (done, cpu) = floor::drive(&bare_url, (number, Ids::New), duration, || cpu_time(nothing.pid)).await?;
             bare.push(run(cpu.as_secs_f64() * 1e6, done));
 
-            let number = u16::try_from(round)?;
             for (ids, runs, name) in [(Ids::New, &mut taken, "new"), (Ids::Known, &mut again, "again")] {
                 bench.progress.step(&format!("gateway, round {round}: {name}"));
                 let before = server.accepted().await?;
@@ -72,6 +74,7 @@ impl Gateway {
                 runs.push(run(cpu.as_secs_f64() * 1e6, done));
             }
         }
+        nothing.end().await?;
         server.end(Stop::Asked).await?;
         let series = |runs| Series::of(runs).context("nothing was measured");
         Ok(Gateway { floor: series(bare)?, taken: series(taken)?, again: series(again)? })
@@ -88,7 +91,7 @@ impl Gateway {
             ]
         };
         let mut rows = vec![["gateway", "requests/s", "of the floor", "CPU us/request"].map(str::to_owned).to_vec()];
-        rows.push(row("bare server (its CPU with the harness's)", &self.floor));
+        rows.push(row("bare server", &self.floor));
         rows.push(row("source: verified, new, on the disk", &self.taken));
         rows.push(row("source: verified, seen before", &self.again));
         format!("\n{CONNECTIONS} connections, a signed body of 1 KiB each\n\n{}", crate::report::table(&rows))

@@ -3,6 +3,7 @@
 //! One process holds producers and receiver; the server, and the floor's client in its place, are processes of their own, so that
 //! the kernel accounts for their CPU time and memory alone. The method is described in `docs/performance.md`.
 
+mod bare;
 mod client;
 mod clock;
 mod cluster;
@@ -120,6 +121,9 @@ enum Role {
     /// The floor's client, started by the harness itself
     #[command(hide = true)]
     FloorClient(floor::ClientArgs),
+    /// A server that does nothing, started by the harness itself
+    #[command(hide = true)]
+    BareServer,
 }
 
 fn main() -> Result<ExitCode> {
@@ -127,6 +131,10 @@ fn main() -> Result<ExitCode> {
     match args.role.take() {
         Some(Role::FloorClient(client)) => {
             runtime(FLOOR_WORKERS)?.block_on(floor::client(client))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Role::BareServer) => {
+            runtime(FLOOR_WORKERS)?.block_on(bare::serve())?;
             Ok(ExitCode::SUCCESS)
         }
         None => {

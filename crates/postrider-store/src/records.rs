@@ -293,6 +293,13 @@ pub struct Settlement {
     pub disable: Option<DisableReason>,
 }
 
+impl Application {
+    /// The name that its owner gave it. A source's application has none of its own.
+    pub fn public_uid(&self) -> Option<&str> {
+        self.uid.as_deref().filter(|_| self.source.is_none())
+    }
+}
+
 /// One request and what we made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {

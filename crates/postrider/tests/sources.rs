@@ -37,6 +37,10 @@ on_both_stores! {
     each_service_is_verified_as_it_signs,
     who_signs_where_it_sends_to_is_verified_too,
     one_event_sent_many_times_at_once_makes_one_message,
+    a_captured_request_makes_no_second_message_under_another_id,
+    a_source_goes_on_verifying_when_what_was_shown_is_put_back,
+    a_source_s_messages_come_by_its_url_alone,
+    a_flood_at_one_source_leaves_room_in_the_log_of_another,
     what_is_refused_is_in_the_log_with_its_reason,
     a_service_that_asks_first_is_answered,
     the_old_url_holds_on_after_a_rotation,
@@ -460,6 +464,76 @@ async fn who_signs_where_it_sends_to_is_verified_too(store: StoreKind) {
     let signature = hex(&sha1(&[b"{}"]));
     assert_eq!(post(&url, &[("x-signature", signature.as_str())], b"{}").await.status, 200);
     assert_eq!(post(&url, &[("x-signature", signature.as_str())], b"[]").await.status, 401);
+}
+
+/// The id that is signed is the one that counts, whatever is added beside it.
+async fn a_captured_request_makes_no_second_message_under_another_id(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let (source, url) = make(&mut world, json!({"name": "Svix", "type": "svix", "config": {"secret": secret}})).await;
+    let keys = [SigningKey::new(&Secret::parse(secret).expect("a secret"))];
+    let (body, at) = (br#"{"type":"a.b"}"#, now());
+    let (signature, at) = (sign(&keys, "evt_1", at, body), at.to_string());
+    let signed = [("svix-id", "evt_1"), ("svix-timestamp", &*at), ("svix-signature", &*signature)];
+    assert_eq!(post(&url, &signed, body).await.status, 200);
+    for other in ["evt_2", "evt_3"] {
+        let more = [&signed[..], &[("webhook-id", other)]].concat();
+        assert_eq!(post(&url, &more, body).await.status, 200, "it is one that came before");
+    }
+    let kept = messages(&mut world, &source).await;
+    assert_eq!((kept.len(), &kept[0]["eventId"]), (1, &json!("evt_1")), "{kept:?}");
+}
+
+async fn a_source_goes_on_verifying_when_what_was_shown_is_put_back(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let wanted = json!({"name": "GitHub", "uid": "gh", "type": "github", "config": {"secret": "s"}});
+    let (source, url) = make(&mut world, wanted).await;
+    assert_eq!(source["verified"], true, "{source}");
+    for (put, verified) in [
+        (json!({"name": "New name", "type": "github", "config": source["config"]}), true),
+        (json!({"name": "New name", "type": "github"}), true),
+        (json!({"name": "New name", "type": "github", "config": {"secret": null}}), false),
+        (json!({"name": "New name", "type": "github", "config": {"secret": "s"}}), true),
+    ] {
+        let path = "/ingest/api/v1/source/gh";
+        let (status, answer) = world.client.send(Method::PUT, path, &[], &put.to_string()).await.expect("an answer");
+        assert_eq!(status, 200, "{answer:?}");
+        let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        assert_eq!(answer["verified"], verified, "{put}");
+        let expected = if verified { 401 } else { 200 };
+        assert_eq!(post(&url, &[("x-github-delivery", "1")], b"{}").await.status, expected, "{put}");
+    }
+    let odd = json!({"name": "Odd", "type": "generic-webhook"}).to_string();
+    let made = world.client.send(Method::PUT, "/ingest/api/v1/source/my.app", &[], &odd).await.expect("an answer");
+    assert_eq!(made.0, 422, "a uid that the contract does not have");
+}
+
+/// Whoever may hand in messages must not pass for the service, nor take the id of what is still to come.
+async fn a_source_s_messages_come_by_its_url_alone(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let (source, _) = make(&mut world, json!({"name": "Any", "type": "generic-webhook"})).await;
+    let app = source["appId"].as_str().expect("an id");
+    let body = json!({"eventType": "a.b", "eventId": "evt_9", "payload": {}}).to_string();
+    let path = format!("/api/v1/app/{app}/msg");
+    let refused = world.client.send(Method::POST, &path, &[], &body).await.expect("an answer");
+    assert_eq!(refused.0, 409, "{:?}", refused.1);
+    assert_eq!(messages(&mut world, &source).await.len(), 0);
+}
+
+async fn a_flood_at_one_source_leaves_room_in_the_log_of_another(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let wanted = |name: &str| json!({"name": name, "type": "github", "config": {"secret": "s"}});
+    let (_, flooded) = make(&mut world, wanted("Flooded")).await;
+    let (other, url) = make(&mut world, wanted("Other")).await;
+    let long = "x".repeat(20_000);
+    let headers = [("x-long", &*long)];
+    let flood = (0..100).map(|_| post(&flooded, &headers, b"{}"));
+    let all = futures_util::future::join_all(flood).await;
+    assert!(all.iter().all(|reply| reply.status == 401));
+    let long_too = [("x-hub-signature-256", "sha256=00"), ("x-long", &*long), ("x-short", "here")];
+    assert_eq!(post(&url, &long_too, b"{}").await.status, 401);
+    let kept = log(&mut world, &other, 1).await;
+    assert_eq!((&kept[0]["headers"]["x-long"], &kept[0]["headers"]["x-short"]), (&json!(null), &json!("here")));
 }
 
 async fn one_event_sent_many_times_at_once_makes_one_message(store: StoreKind) {

@@ -9,6 +9,7 @@ use crate::{
     directory::{AppEntry, Directory},
     ids::IdCodec,
     ingest::{Ingest, NewEvent},
+    sources::UID_PREFIX,
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -147,7 +148,8 @@ impl Desk {
         Ok(match (&entry.what, entry.app) {
             (Happened::Endpoint(happened), Some(app)) => {
                 let uid = match &happened.app_uid {
-                    Some(uid) => Some(uid.clone()),
+                    // That of a source's application is nobody's name.
+                    Some(uid) => Some(uid.clone()).filter(|uid| !uid.starts_with(UID_PREFIX)),
                     None => self.uid_of(app).await?,
                 };
                 Some(Event::of_endpoint(ids, (app, uid.as_deref()), happened))
@@ -172,7 +174,7 @@ impl Desk {
 
     async fn uid_of(&self, app: AppKey) -> Result<Option<String>, StoreError> {
         let found = self.directory.application(&By::Key(app)).await?;
-        Ok(found.and_then(|entry| entry.application.uid.clone()))
+        Ok(found.and_then(|entry| entry.application.public_uid().map(str::to_owned)))
     }
 
     /// The one that brought the change, and there may have been others since; the last one, if none did. `None` if there is

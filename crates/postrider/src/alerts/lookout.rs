@@ -157,7 +157,7 @@ impl Lookout {
         let tallies = self.alerts.watch.tallies(self.store.owned(), now);
         for (app, turn, tally) in self.alarms.look_at_applications(&tallies, now) {
             let (name, uid) = match self.directory.application(&By::Key(app)).await {
-                Ok(Some(entry)) => (entry.application.name.clone(), entry.application.uid.clone()),
+                Ok(Some(entry)) => (entry.application.name.clone(), entry.application.public_uid().map(str::to_owned)),
                 // It was deleted, and what it was told of before is swept away.
                 Ok(None) => {
                     self.alarms.forget_application(app);

@@ -28,6 +28,7 @@ struct Source {
     name: String,
     #[serde(rename = "type")]
     kind: String,
+    verified: bool,
     app_id: String,
     created_at: String,
 }

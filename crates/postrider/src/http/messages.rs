@@ -132,6 +132,12 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
     let draft = Draft::parse(&body)?;
     let now = (api.clock)();
     let (app, store) = match target {
+        Target::Known { app, .. } if app.source.is_some() => {
+            // Else anybody who may hand in messages could pass for the service, or take an id that is still to come.
+            return Err(Error::Conflict(
+                "This application is a source's, which takes messages by its URL alone".into(),
+            ));
+        }
         Target::Known { app, store } => (app, store),
         Target::Unknown { name, caller, environment } => {
             let application = draft.application.ok_or(Error::NotFound)?;

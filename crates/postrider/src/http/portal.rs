@@ -19,11 +19,11 @@ use axum::{
     extract::{FromRequestParts, State},
     response::Response,
 };
-use http::{HeaderMap, StatusCode, header, request::Parts, uri::Authority};
+use http::{HeaderMap, StatusCode, Uri, header, request::Parts, uri::Authority};
 use postrider_engine::{AppKey, Timestamp};
 use postrider_store::{Revocation, TokenId};
 use serde::{Deserialize, Deserializer, Serialize, de};
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 use tracing::error;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -103,7 +103,7 @@ impl AppPortalAccessIn {
 async fn access(
     State(api): State<Arc<Api>>,
     AppName { name, caller, environment }: AppName,
-    headers: HeaderMap,
+    here: Here,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -113,7 +113,7 @@ async fn access(
     check_covers(&caller, &access)?;
     let session = wanted.session_id.map(|session| session.0);
     let app = find(&api, &environment, &name, wanted.application).await?.application.key;
-    link(&api, app, &access, session, expiry, &headers)
+    link(&api, app, &access, session, expiry, &here)
 }
 
 fn link(
@@ -122,7 +122,7 @@ fn link(
     access: &Access,
     session: Option<String>,
     expiry: Duration,
-    headers: &HeaderMap,
+    here: &Here,
 ) -> Result<Response, Error> {
     // A repetition gets a token of its own. It changes nothing, and a kept answer would lay a credential open.
     let minted = api.credentials.tokens().mint_session(app, access, session, (api.clock)(), expiry);
@@ -133,7 +133,7 @@ fn link(
             Error::Internal
         }
     })?;
-    let base = base_url(&api.settings, headers).ok_or(Error::Internal)?;
+    let base = here.0.clone().ok_or(Error::Internal)?;
     Ok(json(StatusCode::OK, &AppPortalAccessOut { url: format!("{base}/portal#key={token}"), token }))
 }
 
@@ -162,7 +162,7 @@ pub struct IngestSourceConsumerPortalAccessIn {
 async fn source_access(
     State(api): State<Arc<Api>>,
     source: InSource,
-    headers: HeaderMap,
+    here: Here,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -171,7 +171,7 @@ async fn source_access(
     let wanted = AppPortalAccessIn { expiry, read_only, ..AppPortalAccessIn::default() };
     let (access, expiry) = wanted.access()?;
     check_covers(&source.caller, &access)?;
-    link(&api, source.app.key(), &access, None, expiry, &headers)
+    link(&api, source.app.key(), &access, None, expiry, &here)
 }
 
 /// Nobody gives away more than he has.
@@ -382,12 +382,26 @@ async fn find(
     }
 }
 
-/// Where the outside reaches us: as it is set, or else as the caller did.
-pub(super) fn base_url(settings: &ApiSettings, headers: &HeaderMap) -> Option<String> {
+/// Where the caller has reached us.
+pub(super) struct Here(pub(super) Option<String>);
+
+impl FromRequestParts<Arc<Api>> for Here {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Infallible> {
+        Ok(Self(base_url(&api.settings, &parts.headers, &parts.uri)))
+    }
+}
+
+/// Where the outside reaches us: as it is set, or else as the caller did. HTTP/2 has no `Host`, and says it in the address.
+pub(super) fn base_url(settings: &ApiSettings, headers: &HeaderMap, uri: &Uri) -> Option<String> {
     if let Some(url) = &settings.public_url {
         return Some(url.trim_end_matches('/').to_owned());
     }
-    let host: Authority = headers.get(header::HOST)?.to_str().ok()?.parse().ok()?;
+    let host: Authority = match headers.get(header::HOST) {
+        Some(host) => host.to_str().ok()?.parse().ok()?,
+        None => uri.authority()?.clone(),
+    };
     let scheme = if settings.within_tls { "https" } else { "http" };
     Some(format!("{scheme}://{host}"))
 }
@@ -473,10 +487,14 @@ mod tests {
         let named = ApiSettings { public_url: Some("https://hooks.example/".to_owned()), ..ApiSettings::default() };
         let plain = ApiSettings::default();
         let within_tls = ApiSettings { within_tls: true, ..ApiSettings::default() };
-        assert_eq!(base_url(&named, &host("evil")).as_deref(), Some("https://hooks.example"));
-        assert_eq!(base_url(&plain, &host("localhost:8071")).as_deref(), Some("http://localhost:8071"));
-        assert_eq!(base_url(&within_tls, &host("localhost:8071")).as_deref(), Some("https://localhost:8071"));
-        assert_eq!(base_url(&plain, &host("a b")), None);
-        assert_eq!(base_url(&plain, &HeaderMap::new()), None);
+        let nowhere = Uri::from_static("/x");
+        assert_eq!(base_url(&named, &host("evil"), &nowhere).as_deref(), Some("https://hooks.example"));
+        assert_eq!(base_url(&plain, &host("localhost:8071"), &nowhere).as_deref(), Some("http://localhost:8071"));
+        assert_eq!(base_url(&within_tls, &host("localhost:8071"), &nowhere).as_deref(), Some("https://localhost:8071"));
+        assert_eq!(base_url(&plain, &host("a b"), &nowhere), None);
+        assert_eq!(base_url(&plain, &HeaderMap::new(), &nowhere), None);
+        let named_by_http2 = Uri::from_static("https://localhost:8071/x");
+        let found = base_url(&within_tls, &HeaderMap::new(), &named_by_http2);
+        assert_eq!(found.as_deref(), Some("https://localhost:8071"));
     }
 }

@@ -16,7 +16,6 @@ use crate::{
     directory::AppEntry,
     ingest::{NewEvent, gate::Pass},
     sources::{self, Source, challenge::Answer, reading::is_taken},
-    telemetry::traces::context_of,
 };
 use axum::{
     body::Body,
@@ -140,7 +139,7 @@ async fn take(api: &Api, mut app: Arc<AppEntry>, token: &str, request: Request, 
         Ok(()) => read(body, api.settings.body_max).await,
         Err(why) => Err(why),
     };
-    let url = base_url(&api.settings, &parts.headers);
+    let url = base_url(&api.settings, &parts.headers, &parts.uri);
     let url = url.zip(parts.uri.path_and_query()).map(|(base, path)| format!("{base}{path}"));
     // Anew if someone changed the source meanwhile: what it says now is what counts.
     for _ in 0..TRIES_MAX {
@@ -164,26 +163,30 @@ async fn take(api: &Api, mut app: Arc<AppEntry>, token: &str, request: Request, 
             Ok(body) => body,
             Err(why) => return refuse(why.clone(), why.reason(), Bytes::new()),
         };
-        if let Err(refusal) = source.verify(&parts.headers, body, url.as_deref(), unix(now)) {
-            let mut reason = refusal.to_string();
-            // Nobody would read it otherwise.
-            if api.refusals.has_room() {
-                for cause in source.explain(&parts.headers, body, url.as_deref(), unix(now)) {
-                    reason = format!("{reason}. It would match if not for this: {cause}");
+        let verified = match source.verify(&parts.headers, body, url.as_deref(), unix(now)) {
+            Ok(verified) => verified,
+            Err(refusal) => {
+                let mut reason = said(&refusal, &parts.headers);
+                // Nobody would read it otherwise.
+                if api.refusals.has_room(app.application.key) {
+                    for cause in source.explain(&parts.headers, body, url.as_deref(), unix(now)) {
+                        reason = format!("{reason}. It would match if not for this: {cause}");
+                    }
                 }
+                return refuse(Error::Unverified, reason, body.clone());
             }
-            return refuse(Error::Unverified, reason, body.clone());
-        }
+        };
         if let Some(answer) = source.challenge.answer(body) {
             count("asked");
             return answered(answer);
         }
         let event = NewEvent {
-            content: source.content(&parts.headers, body.clone()),
+            content: source.content(&parts.headers, verified.and_then(|verified| verified.id), body.clone()),
             payload_expires_at: None,
             idempotency: None,
             only: None,
-            trace: context_of(&parts.headers),
+            // A stranger's trace is not ours to go on with, nor his to say what we sample.
+            trace: None,
         };
         match api.ingest.accept_if_current(&app, event).await {
             Ok(Accepted::Now(_)) => {
@@ -217,6 +220,16 @@ async fn take(api: &Api, mut app: Arc<AppEntry>, token: &str, request: Request, 
     }
     count("failed");
     Error::Unavailable { retry_after: Duration::from_secs(1) }.into_response()
+}
+
+/// What is wrong, for the log.
+fn said(refusal: &postrider_signature::Refusal, headers: &HeaderMap) -> String {
+    match refusal {
+        postrider_signature::Refusal::MissingHeader { name } if headers.contains_key(name) => {
+            format!("the header {name} came more than once, or is no text")
+        }
+        other => other.to_string(),
+    }
 }
 
 fn check_head(headers: &HeaderMap, api: &Api) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use postrider_engine::{AppKey, Timestamp};
 use postrider_store::{Order, Refused, RefusedKey, Store};
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -64,24 +64,38 @@ impl Refusals {
         Self(Arc::new(Waiting { records: Records::new(store), queue: Mutex::default(), dropped }))
     }
 
-    /// Whether one more would be written.
-    pub fn has_room(&self) -> bool {
-        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).refused.len() < QUEUE_MAX
+    /// Whether one more of this source would be written.
+    pub fn has_room(&self, app: AppKey) -> bool {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).has_room(app)
     }
 
     /// Returns at once.
     pub fn note(&self, mut refusal: Refusal) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.refused.len() >= QUEUE_MAX {
+        if !queue.has_room(refusal.app) {
             self.0.dropped.increment(1);
             return;
         }
+        let mut room = HEADERS_MAX;
+        refusal.headers.retain(|(name, value)| {
+            let left = room.checked_sub(name.len() + value.len());
+            room = left.unwrap_or(room);
+            left.is_some()
+        });
         refusal.body = Bytes::copy_from_slice(&refusal.body[..refusal.body.len().min(BODY_MAX)]);
         queue.refused.push(refusal);
         if !queue.is_being_written {
             queue.is_being_written = true;
             tokio::spawn(Arc::clone(&self.0).write());
         }
+    }
+}
+
+impl Queue {
+    /// One that is flooded leaves room for the others.
+    fn has_room(&self, app: AppKey) -> bool {
+        let own = self.refused.iter().filter(|refusal| refusal.app == app).count();
+        self.refused.len() < QUEUE_MAX && own < QUEUE_MAX_OF_ONE
     }
 }
 
@@ -139,12 +153,27 @@ impl IngestLogOut {
             source_id: ids.id_of(SourceKey(refused.app)),
             status_code: refused.status,
             error_text: refused.reason,
-            headers: refused.headers.into_iter().collect(),
+            headers: joined(refused.headers),
             payload: String::from_utf8_lossy(&refused.body).into_owned(),
             created_at: Time(refused.at),
             updated_at: Time(refused.at),
         }
     }
+}
+
+/// One that came several times is shown with all that it said.
+fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
+    let mut shown = BTreeMap::<String, String>::new();
+    for (name, value) in headers {
+        match shown.entry(name) {
+            Entry::Vacant(new) => drop(new.insert(value)),
+            Entry::Occupied(mut before) => {
+                before.get_mut().push_str(", ");
+                before.get_mut().push_str(&value);
+            }
+        }
+    }
+    shown
 }
 
 /// List what a source has refused, newest first.
@@ -169,7 +198,11 @@ async fn list(State(api): State<Arc<Api>>, source: InSource, mut query: Query) -
 
 /// So many are written at a time,
 const QUEUE_MAX: usize = 64;
+/// so many of one source,
+const QUEUE_MAX_OF_ONE: usize = 16;
 /// and then none for so long.
 const PAUSE: Duration = Duration::from_secs(1);
-/// What is kept of a body.
+/// What is kept of the headers,
+const HEADERS_MAX: usize = 8 * 1024;
+/// and of a body.
 const BODY_MAX: usize = 8 * 1024;

@@ -11,7 +11,7 @@ use super::{
     fields::{Metadata, Several},
     idempotency::{IdempotencyKey, answer, json},
     page::{Asked, ListOut},
-    portal::base_url,
+    portal::Here,
     time::Time,
 };
 use crate::{
@@ -25,11 +25,11 @@ use axum::{
     extract::{FromRequestParts, State},
     response::Response,
 };
-use http::{HeaderMap, StatusCode, request::Parts};
+use http::{StatusCode, request::Parts};
 use postrider_engine::{AppKey, Timestamp};
 use postrider_store::{AppKind, Application, By, Cut, Expect, Order, Page, PutError};
 use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{collections::BTreeMap, sync::Arc};
 use tracing::error;
 use utoipa::ToSchema;
@@ -110,6 +110,8 @@ pub struct IngestSourceOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     config: Option<Value>,
+    /// Requests are verified. Otherwise whoever knows the URL is believed.
+    verified: bool,
     /// Where the service is to send to. Null for those who may not change the source: whoever knows it can send.
     ingest_url: Option<String>,
     /// The application that its messages, attempts and dead letters are of.
@@ -149,16 +151,21 @@ impl<'de> Deserialize<'de> for SourceName {
 #[derive(Clone, Debug)]
 pub struct SourceUid(String);
 
-impl<'de> Deserialize<'de> for SourceUid {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+impl SourceUid {
+    fn parse(text: String) -> Result<Self, &'static str> {
         let fits = (1..=60).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
             && !text.starts_with(Kind::Source.prefix());
         match fits {
             true => Ok(Self(text)),
-            false => Err(de::Error::custom("must be 1 to 60 letters, digits, `-` or `_`, and not begin with `src_`")),
+            false => Err("must be 1 to 60 letters, digits, `-` or `_`, and not begin with `src_`"),
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for SourceUid {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(String::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 
@@ -183,12 +190,30 @@ impl IngestSourceIn {
                 type_from: None,
             },
         };
-        settings.kind = std::mem::take(&mut self.kind);
-        settings.config = self.config.take();
+        let kind = std::mem::take(&mut self.kind);
+        let config = self.config.take();
+        settings.config = match settings.kind == kind {
+            true => with_secret_of(config, settings.config.as_ref()),
+            false => config,
+        };
+        settings.kind = kind;
         let reading = (take(&mut self.pass_headers), take(&mut self.id_from), take(&mut self.type_from));
         checked(read_by(settings, reading))
     }
 }
+
+/// A secret is never shown, so that whoever puts back what he was shown means to keep it. `null` takes it away, where a source
+/// may be without.
+fn with_secret_of(config: Option<Value>, old: Option<&Value>) -> Option<Value> {
+    let Some(secret) = old.and_then(|old| old.get(SECRET)).filter(|secret| !secret.is_null()) else { return config };
+    let mut config = config.unwrap_or_else(|| Value::Object(Map::new()));
+    if let Value::Object(fields) = &mut config {
+        fields.entry(SECRET).or_insert_with(|| secret.clone());
+    }
+    Some(config)
+}
+
+const SECRET: &str = "secret";
 
 type ReadingPatch = (Patch<Several<String, PASS_HEADERS_MAX>>, Patch<Place>, Patch<Place>);
 
@@ -220,13 +245,15 @@ struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn to(api: &'a Api, caller: &Caller, headers: &HeaderMap) -> Self {
+    fn to(api: &'a Api, caller: &Caller, here: &Here) -> Self {
         let may_see = caller.require(Scope::Manage).is_ok();
-        Self { api, base: base_url(&api.settings, headers).filter(|_| may_see) }
+        Self { api, base: here.0.clone().filter(|_| may_see) }
     }
 
     fn source(&self, application: Application) -> Result<IngestSourceOut, Error> {
-        let Source { settings, shown, .. } = self.api.open_source(&application)?;
+        let opened = self.api.open_source(&application)?;
+        let verified = opened.verifies();
+        let Source { settings, shown, .. } = opened;
         Ok(IngestSourceOut {
             id: self.api.ids.id_of(SourceKey(application.key)),
             uid: application.uid.map(|uid| sources::source_uid(&uid).to_owned()),
@@ -235,6 +262,7 @@ impl<'a> Shown<'a> {
             ingest_url: self.url(&settings),
             kind: settings.kind,
             config: shown,
+            verified,
             app_id: self.api.ids.id_of(application.key),
             pass_headers: settings.pass_headers,
             id_from: settings.id_from,
@@ -292,12 +320,7 @@ fn application(key: AppKey, wanted: IngestSourceIn, sealed: Option<Vec<u8>>, now
         ("order" = Option<String>, Query, description = "ascending (the default) or descending"),
     ),
     responses((status = 200, body = ListOut<IngestSourceOut>)))]
-async fn list(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-    headers: HeaderMap,
-    mut query: Query,
-) -> Result<Response, Error> {
+async fn list(State(api): State<Arc<Api>>, caller: Caller, here: Here, mut query: Query) -> Result<Response, Error> {
     let environment = caller.environment(&api)?;
     let asked = Asked::<SourceKey>::take_ordered(&mut query, &api.ids, Order::Ascending)?;
     query.finish()?;
@@ -307,10 +330,11 @@ async fn list(
         Cut::Before(SourceKey(app)) => Cut::Before(app),
     });
     let rows = environment.store().applications_of(AppKind::Source, Page { from, order, limit }).await?;
-    let shown = Shown::to(&api, &caller, &headers);
+    let shown = Shown::to(&api, &caller, &here);
     let ListOut { data, iterator, prev_iterator, done } =
         asked.answer(rows, &api.ids, |row| SourceKey(row.key), |row| shown.source(row));
-    let data = data.into_iter().collect::<Result<Vec<_>, Error>>()?;
+    // One that cannot be read hides none of the others. The log says which it is, and that it takes nothing.
+    let data: Vec<_> = data.into_iter().flatten().collect();
     Ok(json(StatusCode::OK, &ListOut { data, iterator, prev_iterator, done }))
 }
 
@@ -326,7 +350,7 @@ async fn list(
 async fn create(
     State(api): State<Arc<Api>>,
     caller: Caller,
-    headers: HeaderMap,
+    here: Here,
     key: IdempotencyKey,
     query: Query,
     JsonBytes(body): JsonBytes,
@@ -341,7 +365,7 @@ async fn create(
     // Its URL is a credential, which a kept answer would lay open: only which source it was is kept.
     let prepared = answer(StatusCode::CREATED, &Made { id: api.ids.id_of(SourceKey(app)) });
     let remember = key.remember(&Principal::Environment, &body, &prepared);
-    let shown = Shown::to(&api, &caller, &headers);
+    let shown = Shown::to(&api, &caller, &here);
     match environment.store().put_application(made.clone(), Expect::Absent, remember).await {
         Err(PutError::Repeated(before)) => {
             let found = made_before(&api, &environment, &before.body).await?;
@@ -372,15 +396,10 @@ async fn made_before(api: &Api, environment: &Environment, body: &[u8]) -> Resul
     tag = "Ingest Source",
     params(("source_id" = String, Path, description = "Its id or uid")),
     responses((status = 200, body = IngestSourceOut), (status = 404, body = HttpErrorOut)))]
-async fn get(
-    State(api): State<Arc<Api>>,
-    source: InSource,
-    headers: HeaderMap,
-    query: Query,
-) -> Result<Response, Error> {
+async fn get(State(api): State<Arc<Api>>, source: InSource, here: Here, query: Query) -> Result<Response, Error> {
     query.finish()?;
     let found = source.app.store.application().await?.ok_or(Error::NotFound)?;
-    Ok(json(StatusCode::OK, &Shown::to(&api, &source.caller, &headers).source(found)?))
+    Ok(json(StatusCode::OK, &Shown::to(&api, &source.caller, &here).source(found)?))
 }
 
 /// Update a source, or create it.
@@ -399,23 +418,25 @@ async fn get(
 async fn put(
     State(api): State<Arc<Api>>,
     Named { name, by, caller, environment }: Named,
-    headers: HeaderMap,
+    here: Here,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
     query.finish()?;
-    let shown = Shown::to(&api, &caller, &headers);
+    let shown = Shown::to(&api, &caller, &here);
     for _ in 0..TRIES_MAX {
         let mut wanted: IngestSourceIn = parse(&body)?;
         if let (By::Uid(_), None) = (&by, &wanted.uid) {
-            wanted.uid = Some(SourceUid(name.clone()));
+            wanted.uid = Some(SourceUid::parse(name.clone()).map_err(|why| Error::invalid(["uid"], why))?);
         }
         let is_named = wanted.uid.as_ref().is_some_and(|SourceUid(uid)| *uid == name);
         let now = (api.clock)();
         let old = environment.store().application(by.clone()).await?;
         let (status, new, expect) = match (old, &by) {
             (Some(old), _) => {
-                let settings = wanted.settings(Some(&api.open_source(&old)?.settings), String::new)?;
+                // One that cannot be read is made anew, with another URL.
+                let before = api.open_source(&old).ok().map(|source| source.settings);
+                let settings = wanted.settings(before.as_ref(), || api.new_source_token(old.key))?;
                 let new = Application {
                     version: old.version + 1,
                     rate_limit: old.rate_limit,
@@ -458,7 +479,7 @@ async fn put(
 async fn patch(
     State(api): State<Arc<Api>>,
     source: InSource,
-    headers: HeaderMap,
+    here: Here,
     query: Query,
     JsonBytes(body): JsonBytes,
 ) -> Result<Response, Error> {
@@ -484,7 +505,7 @@ async fn patch(
         },
     );
     let Changed::Now(new) = changed.await? else { return Err(Error::Internal) };
-    Ok(json(StatusCode::OK, &Shown::to(&api, &source.caller, &headers).source(new)?))
+    Ok(json(StatusCode::OK, &Shown::to(&api, &source.caller, &here).source(new)?))
 }
 
 enum Changed {
@@ -544,7 +565,7 @@ async fn delete(State(api): State<Arc<Api>>, source: InSource, query: Query) -> 
 async fn rotate_token(
     State(api): State<Arc<Api>>,
     source: InSource,
-    headers: HeaderMap,
+    here: Here,
     key: IdempotencyKey,
     query: Query,
     _: NoBody,
@@ -552,13 +573,16 @@ async fn rotate_token(
     query.finish()?;
     let prepared = answer(StatusCode::OK, &());
     let remember = key.remember(&Principal::Environment, &[], &prepared);
+    let shown = Shown::to(&api, &source.caller, &here);
+    if shown.base.is_none() {
+        return Err(Error::Internal);
+    }
     let (token, now) = (api.new_source_token(source.app.key()), (api.clock)());
     let renew = |settings: Settings| Ok(settings.with_new_token(token.clone(), now));
     let new = match change(&api, &source, remember, renew, |_| Ok(())).await? {
         Changed::Now(new) => new,
         Changed::Before => source.app.store.application().await?.ok_or(Error::NotFound)?,
     };
-    let shown = Shown::to(&api, &source.caller, &headers);
     let url = shown.url(&api.open_source(&new)?.settings).ok_or(Error::Internal)?;
     Ok(json(StatusCode::OK, &RotateTokenOut { ingest_url: url }))
 }

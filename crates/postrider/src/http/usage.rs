@@ -104,7 +104,7 @@ async fn of_applications(
     let found = applications.into_iter().map(|application| AppUsage {
         app: application.key.raw(),
         attempts: counts.get(&application.key).copied().unwrap_or(0),
-        uid: application.uid,
+        uid: application.public_uid().map(str::to_owned),
     });
     let kind = TaskKind::AppStats { since: since.0.as_millis(), until: until.0.as_millis(), found: found.collect() };
     let task = ended(&api, kind).await?;

@@ -60,6 +60,13 @@ impl Settings {
         serde_json::to_vec(self).expect("strings and JSON serialise")
     }
 
+    /// Whether a text has a token of this source's URLs in it.
+    pub fn has_token_in(&self, text: &[u8]) -> bool {
+        let tokens = [Some(&self.token), self.old_token.as_ref().map(|old| &old.token)];
+        let has = |token: &String| text.windows(token.len().max(1)).any(|window| window == token.as_bytes());
+        tokens.into_iter().flatten().any(has)
+    }
+
     /// The URL that was holds on for a while, so that nothing is lost until the sender has heard of the new one.
     pub fn with_new_token(self, token: String, now: Timestamp) -> Self {
         let old_token = OldToken { token: self.token, until: now.plus(GRACE).as_millis() };
@@ -120,6 +127,11 @@ impl Source {
         })
     }
 
+    /// Not whoever knows the URL is believed.
+    pub fn verifies(&self) -> bool {
+        self.verifier.is_some()
+    }
+
     /// Whether this is the token of its URL, or the one before in its time of grace.
     pub fn has_token(&self, given: &str, now: Timestamp) -> bool {
         let is = |token: &str| bool::from(token.as_bytes().ct_eq(given.as_bytes()));
@@ -178,7 +190,7 @@ pub fn source_uid(uid: &str) -> &str {
     uid.strip_prefix(UID_PREFIX).unwrap_or(uid)
 }
 
-const UID_PREFIX: &str = "src:";
+pub const UID_PREFIX: &str = "src:";
 /// 190 bits.
 const RANDOM_DIGITS: usize = 32;
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

@@ -17,6 +17,8 @@ pub struct Preset {
     pub name: &'static str,
     /// Where an event's id stands, the best place first; see `Place`.
     pub ids: &'static [&'static str],
+    /// It is part of what is signed.
+    pub signs_id: bool,
     /// The same for its type.
     pub types: &'static [&'static str],
     /// What goes along to the endpoints, in lower case.
@@ -69,12 +71,13 @@ pub fn find(kind: &str) -> Result<&'static Preset, Flaw> {
 }
 
 const fn preset(name: &'static str, prepare: fn(Option<&Value>) -> Result<Prepared, Flaw>) -> Preset {
-    Preset { name, ids: &[], types: &[], headers: &[], prepare }
+    Preset { name, ids: &[], signs_id: false, types: &[], headers: &[], prepare }
 }
 
 /// One of the many that sign as Standard Webhooks describes, or as Svix did before.
 const fn standard_preset(name: &'static str) -> Preset {
-    Preset { ids: &["header:webhook-id", "header:svix-id"], types: &["body:/type"], ..preset(name, standard) }
+    let ids = &["header:webhook-id", "header:svix-id"];
+    Preset { ids, signs_id: true, types: &["body:/type"], ..preset(name, standard) }
 }
 
 pub static PRESETS: &[Preset] = &[
@@ -98,7 +101,7 @@ pub static PRESETS: &[Preset] = &[
     standard_preset("safebase"),
     standard_preset("sardine"),
     standard_preset("stych"),
-    Preset { types: &["body:/event"], headers: &["x-adobesign-clientid"], ..preset("adobe-sign", adobe_sign) },
+    Preset { types: &["body:/event"], ..preset("adobe-sign", adobe_sign) },
     Preset { ids: &["body:/id"], types: &["body:/name"], ..preset("airwallex", airwallex) },
     Preset { types: &["body:/event"], ..preset("docusign", docusign) },
     Preset { ids: &["body:/id"], types: &["body:/description"], ..preset("easypost", easypost) },
@@ -418,7 +421,10 @@ fn adobe_sign(config: Option<&Value>) -> Result<Prepared, Flaw> {
     let AdobeSign { client_id } = read(config)?;
     let verifier = Verifier::token(super::challenge::ADOBE_SIGN, [key("clientId", &client_id)?]);
     match http::HeaderValue::try_from(&client_id) {
-        Ok(client_id) => Ok(Prepared { challenge: Challenge::AdobeSign { client_id }, ..hidden(verifier) }),
+        Ok(client_id) => {
+            let secret_header = Some(super::challenge::ADOBE_SIGN.to_owned());
+            Ok(Prepared { challenge: Challenge::AdobeSign { client_id }, secret_header, ..hidden(verifier) })
+        }
         Err(_) => Err(Flaw::config("`clientId` must fit in a header")),
     }
 }

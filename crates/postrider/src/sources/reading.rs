@@ -4,7 +4,7 @@ use super::Source;
 use crate::{
     ids::is_name,
     ingest::content::{is_content_type, too_deep},
-    rules::headers::is_forbidden,
+    rules::headers::{is_forbidden, is_sensitive},
 };
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -80,13 +80,17 @@ impl Source {
         }
     }
 
-    /// The message that a request becomes. The bytes are as they came.
-    pub fn content(&self, headers: &HeaderMap, body: Bytes) -> Content {
+    /// The message that a request becomes. The bytes are as they came. `signed_id`: the id that the signature is of, where it is
+    /// of one.
+    pub fn content(&self, headers: &HeaderMap, signed_id: Option<String>, body: Bytes) -> Content {
         let find = |place: &Place| match place {
             Place::Header(name) => only(headers, name).map(str::to_owned),
             Place::Body(pointer) => at(pointer, &body),
         };
-        let event_id = self.ids.iter().filter_map(find).find(|id| !id.is_empty()).map(|id| event_id(&id));
+        // Of two forms of the same headers one is signed, and the other anybody's to add.
+        let signed_id = signed_id.filter(|_| self.preset.signs_id && self.settings.id_from.is_none());
+        let found = signed_id.or_else(|| self.ids.iter().filter_map(find).find(|id| !id.is_empty()));
+        let event_id = found.map(|id| event_id(&id));
         let event_type = self.types.iter().filter_map(find).find_map(|text| event_type(&text));
         Content {
             event_type: event_type.unwrap_or_else(|| format!("ingest.{}", self.preset.name)),
@@ -107,10 +111,15 @@ impl Source {
         let own = |name: &str| self.settings.pass_headers.iter().any(|other| other.eq_ignore_ascii_case(name));
         for (name, value) in headers {
             let name = name.as_str();
-            if is_credential(name) || self.secret_header.as_deref() == Some(name) {
+            let is_wanted = self.preset.headers.contains(&name) || own(name);
+            let is_secret = is_credential(name)
+                || self.secret_header.as_deref() == Some(name)
+                || is_sensitive(name) && !name.contains("signature") && !is_wanted;
+            // Proxies tell in headers of their own where a request went, and our URL is a credential.
+            if is_secret || self.settings.has_token_in(value.as_bytes()) {
                 continue;
             }
-            let is_passed_on = (self.preset.headers.contains(&name) || own(name)) && !is_forbidden(name);
+            let is_passed_on = is_wanted && !is_forbidden(name);
             match value.to_str() {
                 Ok(text) if is_passed_on => received.passed_on.push((name.to_owned(), text.to_owned())),
                 _ => received.kept.push((name.to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned())),
@@ -289,7 +298,7 @@ mod tests {
             ),
             ("segment", None, &[], r#"{"messageId":7,"type":"track"}"#, Some("7"), "track"),
         ] {
-            let content = source(kind, config).content(&headers(given), Bytes::from(body.to_owned()));
+            let content = source(kind, config).content(&headers(given), None, Bytes::from(body.to_owned()));
             assert_eq!((content.event_id.as_deref(), &*content.event_type), (id, event_type), "{kind} {body}");
             assert_eq!(content.payload, body);
         }
@@ -321,6 +330,14 @@ mod tests {
     }
 
     #[test]
+    fn an_id_that_was_signed_is_believed_and_one_beside_it_is_not() {
+        let svix = source("svix", Some(json!({"secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})));
+        let given = headers(&[("svix-id", "evt_1"), ("webhook-id", "evt_2")]);
+        let content = svix.content(&given, Some("evt_1".to_owned()), Bytes::from_static(b"{}"));
+        assert_eq!(content.event_id.as_deref(), Some("evt_1"));
+    }
+
+    #[test]
     fn what_someone_names_goes_before_the_preset() {
         let settings = Settings {
             id_from: Place::parse("header:X-Id"),
@@ -329,9 +346,9 @@ mod tests {
         };
         let source = Source::of(settings).unwrap();
         let body = Bytes::from_static(br#"{"id":"evt_1","type":"t","a":["b.c"]}"#);
-        let content = source.content(&headers(&[("x-id", "mine")]), body.clone());
+        let content = source.content(&headers(&[("x-id", "mine")]), None, body.clone());
         assert_eq!((content.event_id.as_deref(), &*content.event_type), (Some("mine"), "b.c"));
-        let content = source.content(&HeaderMap::new(), body);
+        let content = source.content(&HeaderMap::new(), None, body);
         assert_eq!(content.event_id.as_deref(), Some("evt_1"), "where it does not stand, the preset knows");
         for wrong in ["", "x-id", "header:", "header:a b", "body:id", "query:id", &format!("body:/{}", "x".repeat(256))]
         {
@@ -353,6 +370,19 @@ mod tests {
         let names = |list: &[(String, String)]| list.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&received.passed_on), ["x-github-event", "x-mine"]);
         assert_eq!(names(&received.kept), ["host", "x-hub-signature-256"]);
+        let given = headers(&[
+            ("x-gitlab-token", "canary"),
+            ("x-amz-security-token", "canary"),
+            ("x-telegram-bot-api-secret-token", "canary"),
+            ("x-original-uri", "/ingest/in/canary-in-the-url"),
+            ("x-forwarded-for", "192.0.2.1"),
+        ]);
+        let settings = Settings { token: "canary-in-the-url".to_owned(), ..source("generic-webhook", None).settings };
+        let received = Source::of(settings).unwrap().received(&given);
+        assert_eq!(names(&received.kept), ["x-forwarded-for"], "neither secrets by their names nor our own URL");
+        let adobe = source("adobe-sign", Some(json!({"clientId": "canary"})));
+        let received = adobe.received(&headers(&[("x-adobesign-clientid", "canary")]));
+        assert_eq!((received.kept.len(), received.passed_on.len()), (0, 0));
         let token = source("token", Some(json!({"header": "X-Mine-Too", "token": "canary"})));
         let received = token.received(&headers(&[("x-mine-too", "canary"), ("x-other", "1")]));
         assert_eq!(names(&received.kept), ["x-other"]);
