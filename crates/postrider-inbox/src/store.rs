@@ -79,6 +79,7 @@ impl Limits {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only a new one was queued"]
 pub enum Recorded {
     New { arrival: Option<Arrival> },
     Duplicate,
@@ -111,6 +112,7 @@ pub enum Settlement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "another worker may have taken the event"]
 pub enum Settled {
     Written,
     /// Somebody else has taken the event since, or it is no longer there.

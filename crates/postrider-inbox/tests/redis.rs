@@ -27,8 +27,8 @@ async fn only_what_is_done_expires() {
         assert_eq!(store.record(&event(id), Limits::default()).await.unwrap(), NEW);
     }
     let claims = store.claim(2, LEASE, at(0)).await.unwrap();
-    store.settle(&claims[0].ticket, &Settlement::Done, at(0)).await.unwrap();
-    store.settle(&claims[1].ticket, &Settlement::Dead { reason: String::new() }, at(0)).await.unwrap();
+    let _ = store.settle(&claims[0].ticket, &Settlement::Done, at(0)).await.unwrap();
+    let _ = store.settle(&claims[1].ticket, &Settlement::Dead { reason: String::new() }, at(0)).await.unwrap();
     let mut connection = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
     let mut left = Vec::new();
     for id in ["a", "b", "c"] {
@@ -58,7 +58,7 @@ async fn an_event_that_redis_threw_away_is_passed_over() {
     let url = RedisServer::shared().url();
     let store = RedisStore::connect_with_prefix(&url, "evicted", Retention::default()).await.unwrap();
     for id in ["a", "b"] {
-        store.record(&event(id), Limits::default()).await.unwrap();
+        let _ = store.record(&event(id), Limits::default()).await.unwrap();
     }
     command(&url, &["DEL", "{evicted}event:shop a"]).await;
     let claims = store.claim(10, LEASE, at(0)).await.unwrap();

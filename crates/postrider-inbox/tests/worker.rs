@@ -28,7 +28,7 @@ fn inbox() -> (Inbox<MemoryStore>, TestClock) {
 
 async fn queue<S: Store>(inbox: &Inbox<S>, count: usize) {
     for number in 0..count {
-        inbox.store().record(&event(&format!("{number}")), Limits::default()).await.unwrap();
+        let _ = inbox.store().record(&event(&format!("{number}")), Limits::default()).await.unwrap();
     }
 }
 
