@@ -5,7 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::{redis_server::RedisServer, *};
-use postrider_inbox::{Limits, Recorded, RedisStore, Retention, Settled, Settlement, Store, redis::Durability};
+use postrider_inbox::{
+    Limits, Recorded, RedisStore, Replayed, Retention, Settled, Settlement, Standing, Store, redis::Durability,
+};
 use redis::AsyncCommands;
 
 const NEW: Recorded = Recorded::New { arrival: None };
@@ -64,6 +66,32 @@ async fn an_event_that_redis_threw_away_is_passed_over() {
     let claims = store.claim(10, LEASE, at(0)).await.unwrap();
     assert_eq!((claims.len(), claims[0].event.key.clone()), (1, key("b")));
     assert_eq!(store.standing().await.unwrap().queued, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_memory_nothing_is_taken_in_and_what_is_there_is_worked_off() {
+    let server = tokio::task::spawn_blocking(RedisServer::start).await.unwrap();
+    let store = RedisStore::connect(&server.url(), Retention::default()).await.unwrap();
+    for id in ["a", "b", "c"] {
+        assert_eq!(store.record(&event(id), Limits::default()).await.unwrap(), NEW);
+    }
+    command(&server.url(), &["CONFIG", "SET", "maxmemory", "1"]).await;
+    assert!(store.record(&event("d"), Limits::default()).await.is_err());
+    assert!(store.record(&ordered("e", "kim", 1), Limits::default()).await.is_err());
+    let dead = Settlement::Dead { reason: "x".to_owned() };
+    for settlement in [Settlement::Again { due: at(0), reason: "x".to_owned() }, dead.clone(), Settlement::Done] {
+        let claims = store.claim(3, LEASE, at(0)).await.unwrap();
+        assert_eq!(claims.len(), 3, "before {settlement:?}");
+        for claim in claims {
+            assert_eq!(store.settle(&claim.ticket, &settlement, at(0)).await.unwrap(), Settled::Written);
+        }
+        if settlement == dead {
+            assert_eq!(store.replay(&key("a"), at(0)).await.unwrap(), Replayed::Queued);
+            assert_eq!(store.replay_dead(at(0), 10, at(0)).await.unwrap(), 2);
+        }
+    }
+    assert_eq!(store.standing().await.unwrap(), Standing::default());
+    assert_eq!(store.clean(at(1), 10).await.unwrap(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,14 +5,14 @@ local due, prefix = KEYS[1], ARGV[1]
 local claims = {}
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', ARGV[2], 'LIMIT', 0, ARGV[4])) do
     local event = prefix .. member
+    -- First what takes no memory: after it, Redis lets a script write though it has no memory left.
+    redis.call('ZREM', due, member)
+    -- Or else Redis has thrown it away for want of memory.
     if redis.call('EXISTS', event) == 1 then
         redis.call('ZADD', due, ARGV[3], member)
         redis.call('HINCRBY', event, 'attempts', 1)
         redis.call('HINCRBY', event, 'fence', 1)
         claims[#claims + 1] = { member, redis.call('HGETALL', event) }
-    else
-        -- Redis has thrown it away for want of memory.
-        redis.call('ZREM', due, member)
     end
 end
 return claims

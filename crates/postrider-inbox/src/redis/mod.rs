@@ -12,7 +12,8 @@
 //!   the event's key with what they write. Effects in a database of your own can use `sqlite::process` or `postgres::process` there,
 //!   with this store as the queue.
 //! - **All of it lies in memory**, so bound it ([`Limits`]), and set `maxmemory-policy noeviction`: with any other, Redis
-//!   throws away events, or the records that they were done.
+//!   throws away events, or the records that they were done. With it, a Redis that is full takes nothing in, and what waits is
+//!   worked off.
 //!
 //! What is done expires by Redis's own clock after the retention, also if nothing cleans up. What waits or is dead does not expire.
 
@@ -40,6 +41,7 @@ struct Scripts {
     replay: Script,
     replay_dead: Script,
     forget: Script,
+    standing: Script,
 }
 
 /// What survives a crash of the server, as far as it says how it is set.
@@ -76,6 +78,7 @@ impl RedisStore {
             replay: Script::new(include_str!("replay.lua")),
             replay_dead: Script::new(include_str!("replay_dead.lua")),
             forget: Script::new(include_str!("forget.lua")),
+            standing: Script::new(include_str!("standing.lua")),
         };
         Ok(Self { connection, prefix: format!("{{{prefix}}}"), retention, scripts })
     }
@@ -263,13 +266,10 @@ impl Store for RedisStore {
     }
 
     async fn standing(&self) -> Result<Standing, StoreError> {
-        let [due, _, dead, bytes] = self.keys();
-        let mut pipe = redis::pipe();
-        pipe.atomic().zcard(&due).get(&bytes).zcard(&dead).zrange_withscores(&due, 0, 0);
-        let (queued, queued_bytes, dead, first): (u64, Option<u64>, u64, Vec<(String, i64)>) =
-            pipe.query_async(&mut self.connection.clone()).await?;
+        let (queued, queued_bytes, dead, first): (u64, u64, u64, Vec<(String, i64)>) =
+            self.call(&self.scripts.standing).invoke_async(&mut self.connection.clone()).await?;
         let due_first = first.first().map(|(_, due)| Timestamp::from_millis(*due));
-        Ok(Standing { queued, queued_bytes: queued_bytes.unwrap_or(0), dead, due_first })
+        Ok(Standing { queued, queued_bytes, dead, due_first })
     }
 }
 

@@ -6,12 +6,13 @@ local member, what, at, reason = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 
 if redis.call('HGET', event, 'fence') ~= ARGV[2] or redis.call('HGET', event, 'state') ~= '0' then return 0 end
 
+-- First what takes no memory: after it, Redis lets a script write though it has no memory left.
+redis.call('ZREM', due, member)
 if what == 'again' then
     redis.call('HSET', event, 'reason', reason)
     redis.call('ZADD', due, at, member)
     return 1
 end
-redis.call('ZREM', due, member)
 redis.call('DECRBY', bytes, redis.call('HGET', event, 'size'))
 if what == 'done' then
     redis.call('HSET', event, 'state', '1', 'finished_at', at)
