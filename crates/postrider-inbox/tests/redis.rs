@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{redis_server::RedisServer, *};
 use postrider_inbox::{
-    Limits, Recorded, RedisStore, Replayed, Retention, Settled, Settlement, Standing, Store, redis::Durability,
+    Arrival, Limits, Recorded, RedisStore, Replayed, Retention, Settled, Settlement, Standing, Store, redis::Durability,
 };
 use redis::AsyncCommands;
 
@@ -92,6 +92,31 @@ async fn without_memory_nothing_is_taken_in_and_what_is_there_is_worked_off() {
     }
     assert_eq!(store.standing().await.unwrap(), Standing::default());
     assert_eq!(store.clean(at(1), 10).await.unwrap(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_keys_of_an_inbox_are_in_one_slot() {
+    let server = tokio::task::spawn_blocking(RedisServer::start_as_cluster).await.unwrap();
+    let store = RedisStore::connect(&server.url(), Retention::default()).await.unwrap();
+    assert_eq!(store.record(&event("a"), Limits::default()).await.unwrap(), NEW);
+    let arrival = Some(Arrival::InOrder);
+    assert_eq!(store.record(&ordered("b", "kim", 1), Limits::default()).await.unwrap(), Recorded::New { arrival });
+    let dead = Settlement::Dead { reason: "x".to_owned() };
+    for settlement in [dead.clone(), dead.clone(), Settlement::Done] {
+        for claim in store.claim(2, LEASE, at(0)).await.unwrap() {
+            assert_eq!(store.settle(&claim.ticket, &settlement, at(0)).await.unwrap(), Settled::Written);
+        }
+        if settlement == dead {
+            assert_eq!(store.dead(None, 10).await.unwrap().len(), 2);
+            assert_eq!(store.replay(&key("a"), at(0)).await.unwrap(), Replayed::Queued);
+            assert_eq!(store.replay_dead(at(0), 10, at(0)).await.unwrap(), 1);
+        }
+    }
+    assert_eq!(store.standing().await.unwrap(), Standing::default());
+    assert_eq!(store.clean(at(1), 10).await.unwrap(), 2);
+    for prefix in ["", "}"] {
+        assert!(RedisStore::connect_with_prefix(&server.url(), prefix, Retention::default()).await.is_err());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

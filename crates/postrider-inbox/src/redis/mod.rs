@@ -15,6 +15,9 @@
 //!   throws away events, or the records that they were done. With it, a Redis that is full takes nothing in, and what waits is
 //!   worked off.
 //!
+//! - **No cluster client.** All keys of an inbox are in one slot, and its commands go to the server of the URL: it must be the one
+//!   that has this slot. To another one, and after the slot has moved, every call fails.
+//!
 //! What is done expires by Redis's own clock after the retention, also if nothing cleans up. What waits or is dead does not expire.
 
 use std::{collections::HashMap, time::Duration};
@@ -64,8 +67,12 @@ impl RedisStore {
         Self::connect_with_prefix(url, "postrider_inbox_", retention).await
     }
 
-    /// Another prefix is another inbox. All keys of one are in one slot of a cluster.
+    /// Another prefix is another inbox. All keys of one are in one slot, which an empty prefix, or one that begins with `}`,
+    /// could not bring about: these are refused.
     pub async fn connect_with_prefix(url: &str, prefix: &str, retention: Retention) -> Result<Self, StoreError> {
+        if prefix.is_empty() || prefix.starts_with('}') {
+            return Err(StoreError::unavailable(format!("the prefix {prefix:?} cannot hold the keys of an inbox together")));
+        }
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             // With `appendfsync always` the disk has a say.
@@ -171,7 +178,9 @@ impl Store for RedisStore {
             };
             let mut call = self.call(&self.scripts.record);
             call.key(self.event_key(&member));
-            call.key(tracked.as_ref().map_or("", |(key, ..)| key.as_str()));
+            if let Some((key, ..)) = &tracked {
+                call.key(key);
+            }
             call.arg(&member).arg(event.received_at.as_millis()).arg(event.size());
             call.arg(limits.events_max).arg(limits.bytes_max);
             call.arg(headers::to_text(&event.headers)).arg(&event.body[..]);

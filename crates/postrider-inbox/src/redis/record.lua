@@ -1,5 +1,5 @@
 -- Records an event and queues it, or changes nothing.
--- KEYS: due, done, dead, bytes, the event, its sequence (or '')
+-- KEYS: due, done, dead, bytes, the event, and for an event with a place: its sequence
 -- ARGV: member, received_at, size, events_max, bytes_max, headers, body
 --       and for an event with a place: track before, track after, how long to keep it, ordering key, number, arrival
 local due, done, bytes, event, sequence = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[6]
@@ -11,7 +11,7 @@ local queued = redis.call('ZCARD', due)
 local held = tonumber(redis.call('GET', bytes) or '0')
 if queued >= tonumber(ARGV[4]) or (queued > 0 and held + size > tonumber(ARGV[5])) then return 'full' end
 
-if sequence ~= '' then
+if sequence then
     if (redis.call('GET', sequence) or '') ~= ARGV[8] then return 'moved' end
     redis.call('SET', sequence, ARGV[9], 'PX', ARGV[10])
     redis.call('HSET', event, 'ordering_key', ARGV[11], 'number', ARGV[12], 'arrival', ARGV[13])
