@@ -66,6 +66,41 @@ async fn an_event_that_redis_threw_away_is_passed_over() {
     let claims = store.claim(10, LEASE, at(0)).await.unwrap();
     assert_eq!((claims.len(), claims[0].event.key.clone()), (1, key("b")));
     assert_eq!(store.standing().await.unwrap().queued, 1);
+    assert_eq!(store.settle(&claims[0].ticket, &Settlement::Done, at(0)).await.unwrap(), Settled::Written);
+    assert_eq!(store.standing().await.unwrap(), Standing::default(), "its bytes do not count for ever");
+    let _ = store.record(&event("c"), Limits::default()).await.unwrap();
+    command(&url, &["DEL", "{evicted}event:shop c"]).await;
+    assert_eq!(store.claim(10, LEASE, at(0)).await.unwrap(), []);
+    assert_eq!(store.standing().await.unwrap(), Standing::default());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_comes_after_a_dead_one_was_thrown_away_is_not_forgotten_with_it() {
+    let url = RedisServer::shared().url();
+    let store = RedisStore::connect_with_prefix(&url, "revived", Retention::default()).await.unwrap();
+    assert_eq!(store.record(&event("a"), Limits::default()).await.unwrap(), NEW);
+    let claim = store.claim(1, LEASE, at(0)).await.unwrap().remove(0);
+    let dead = Settlement::Dead { reason: String::new() };
+    assert_eq!(store.settle(&claim.ticket, &dead, at(0)).await.unwrap(), Settled::Written);
+    command(&url, &["DEL", "{revived}event:shop a"]).await;
+    assert_eq!(store.record(&event("a"), Limits::default()).await.unwrap(), NEW);
+    assert_eq!(store.standing().await.unwrap().dead, 0);
+    // As a version before this one left it.
+    command(&url, &["ZADD", "{revived}dead", "1", "shop a"]).await;
+    store.forget_dead(at(1_000), 10).await.unwrap();
+    assert_eq!(store.claim(1, LEASE, at(1_000)).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retention_of_any_length_can_be_kept() {
+    let url = RedisServer::shared().url();
+    for (prefix, time) in [("moment", Duration::ZERO), ("ever", Duration::MAX)] {
+        let store = RedisStore::connect_with_prefix(&url, prefix, Retention::unusual(time)).await.unwrap();
+        let arrival = Some(Arrival::InOrder);
+        assert_eq!(store.record(&ordered("a", "kim", 1), Limits::default()).await.unwrap(), Recorded::New { arrival });
+        let claim = store.claim(1, LEASE, at(0)).await.unwrap().remove(0);
+        assert_eq!(store.settle(&claim.ticket, &Settlement::Done, at(0)).await.unwrap(), Settled::Written);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@
 //! - **No cluster client.** All keys of an inbox are in one slot, and its commands go to the server of the URL: it must be the one
 //!   that has this slot. To another one, and after the slot has moved, every call fails.
 //!
-//! What is done expires by Redis's own clock after the retention, also if nothing cleans up. What waits or is dead does not expire.
+//! What is done expires by Redis's own clock after the retention (a millisecond at least, a hundred years at most), also if nothing cleans up. What waits or is dead does not expire.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -71,7 +71,9 @@ impl RedisStore {
     /// could not bring about: these are refused.
     pub async fn connect_with_prefix(url: &str, prefix: &str, retention: Retention) -> Result<Self, StoreError> {
         if prefix.is_empty() || prefix.starts_with('}') {
-            return Err(StoreError::unavailable(format!("the prefix {prefix:?} cannot hold the keys of an inbox together")));
+            return Err(StoreError::unavailable(format!(
+                "the prefix {prefix:?} cannot hold the keys of an inbox together"
+            )));
         }
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -104,6 +106,11 @@ impl RedisStore {
             (Some(_), Some(_)) => Durability::Chance,
             (None, _) | (_, None) => Durability::Unknown,
         }
+    }
+
+    /// In milliseconds, and as Redis takes it: it knows neither 0 nor times without end.
+    fn kept_for(&self) -> u64 {
+        self.retention.time().clamp(Duration::from_millis(1), KEPT_MAX).as_millis() as u64
     }
 
     fn named(&self, name: &str) -> String {
@@ -143,9 +150,9 @@ impl RedisStore {
         dead.collect()
     }
 
-    async fn forget(&self, list: &str, before: Timestamp, max: usize) -> Result<usize, StoreError> {
+    async fn forget(&self, list: &str, state: &str, before: Timestamp, max: usize) -> Result<usize, StoreError> {
         let mut call = self.scripts.forget.key(self.named(list));
-        call.arg(self.event_key("")).arg(before.as_millis()).arg(max);
+        call.arg(self.event_key("")).arg(before.as_millis()).arg(max).arg(state);
         Ok(call.invoke_async(&mut self.connection.clone()).await?)
     }
 }
@@ -185,7 +192,7 @@ impl Store for RedisStore {
             call.arg(limits.events_max).arg(limits.bytes_max);
             call.arg(headers::to_text(&event.headers)).arg(&event.body[..]);
             if let Some((_, place, before, track, arrival)) = &tracked {
-                call.arg(before).arg(track.to_string()).arg(self.retention.time().as_millis() as u64);
+                call.arg(before).arg(track.to_string()).arg(self.kept_for());
                 call.arg(&place.ordering_key).arg(place.number).arg(arrival.to_string());
             }
             let said: String = call.invoke_async(&mut connection).await?;
@@ -217,9 +224,7 @@ impl Store for RedisStore {
         let mut call = self.call(&self.scripts.settle);
         call.key(self.event_key(&member)).arg(&member).arg(ticket.fence);
         match settlement {
-            Settlement::Done => {
-                call.arg("done").arg(now.as_millis()).arg("").arg(self.retention.time().as_millis() as u64)
-            }
+            Settlement::Done => call.arg("done").arg(now.as_millis()).arg("").arg(self.kept_for()),
             Settlement::Again { due, reason } => call.arg("again").arg(due.as_millis()).arg(reason),
             Settlement::Dead { reason } => call.arg("dead").arg(now.as_millis()).arg(reason),
         };
@@ -267,11 +272,11 @@ impl Store for RedisStore {
 
     /// Ordering keys expire by themselves.
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        self.forget("done", before, max).await
+        self.forget("done", "1", before, max).await
     }
 
     async fn forget_dead(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        self.forget("dead", before, max).await
+        self.forget("dead", "2", before, max).await
     }
 
     async fn standing(&self) -> Result<Standing, StoreError> {
@@ -327,4 +332,6 @@ impl From<RedisError> for StoreError {
     }
 }
 
+/// A hundred years.
+const KEPT_MAX: Duration = Duration::from_hours(24 * 36_525);
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 -- KEYS: due, done, dead, bytes, the event, and for an event with a place: its sequence
 -- ARGV: member, received_at, size, events_max, bytes_max, headers, body
 --       and for an event with a place: track before, track after, how long to keep it, ordering key, number, arrival
-local due, done, bytes, event, sequence = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[6]
+local due, done, dead, bytes, event, sequence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local member, at, size = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 if redis.call('EXISTS', event) == 1 then return 'duplicate' end
@@ -20,6 +20,7 @@ redis.call('HSET', event, 'state', '0', 'received_at', at, 'size', ARGV[3], 'hea
     'attempts', '0', 'fence', '0')
 redis.call('ZADD', due, at, member)
 redis.call('INCRBY', bytes, size)
--- An earlier one of the same id may have expired and still be listed.
+-- An earlier one of the same id may have expired, or been thrown away, and still be listed.
 redis.call('ZREM', done, member)
+redis.call('ZREM', dead, member)
 return 'new'

@@ -14,6 +14,8 @@ if what == 'again' then
     return 1
 end
 redis.call('DECRBY', bytes, redis.call('HGET', event, 'size'))
+-- The sizes of events that Redis threw away are still in it.
+if redis.call('ZCARD', due) == 0 then redis.call('DEL', bytes) end
 if what == 'done' then
     redis.call('HSET', event, 'state', '1', 'finished_at', at)
     redis.call('HDEL', event, 'body', 'headers')
