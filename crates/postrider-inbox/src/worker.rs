@@ -2,7 +2,11 @@
 //!
 //! An event is held by a lease and not by a lock or an open transaction: if this process dies, the lease runs out and another
 //! one takes the event. A handler is cut off before the lease ends, so that two do not work on one event unless a process stands
-//! still in between; the one that comes late then can settle nothing, because the store counts claims.
+//! still in between, or the clocks of two processes differ by more than what the lease has over the handler's time; the one that
+//! comes late then can settle nothing, because the store counts claims.
+//!
+//! A lease counts from before the store was asked. Where its answer took long, the handler has what is left, and where nothing
+//! is left it is not called: the event is due again. If the answer is lost, so is the attempt that the claim counted.
 
 use std::{
     pin::pin,
@@ -196,7 +200,14 @@ impl<S: Store> Worker<S> {
         let result = match attempt > retry.attempts_max {
             // Its process was lost during the last one.
             true => Err(Failure::never("its worker was lost during the last attempt")),
-            false => self.call(event, handler).await,
+            false => {
+                let left = ticket.until.since(self.inside.inbox.inside.clock.now());
+                if left.is_zero() {
+                    tracing::warn!(event = %ticket.key, attempt, "the lease was over before the handler could be called");
+                    return;
+                }
+                self.call(event, handler, left).await
+            }
         };
         let settlement = match result {
             Ok(()) => Settlement::Done,
@@ -235,12 +246,12 @@ impl<S: Store> Worker<S> {
     }
 
     /// In a task of its own: a panic is a failure like others, and is nobody else's.
-    async fn call<H, F>(&self, event: Event, handler: &H) -> Result<(), Failure>
+    async fn call<H, F>(&self, event: Event, handler: &H, lease_left: Duration) -> Result<(), Failure>
     where
         H: Fn(Event) -> F,
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        let limit = self.inside.settings.handler_timeout;
+        let limit = self.inside.settings.handler_timeout.min(lease_left);
         // Dropped, it ends the task.
         let mut task = JoinSet::new();
         task.spawn(handler(event));

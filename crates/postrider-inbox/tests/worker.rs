@@ -136,6 +136,29 @@ async fn a_handler_that_hangs_is_cut_off() {
     assert!(ended.load(Ordering::SeqCst), "it does not run on behind");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_handler_has_no_longer_than_its_lease_though_the_claim_took_long() {
+    for (claim_takes, called_for) in [(10, Some(30)), (40, Some(20)), (60, None), (90, None)] {
+        // It is looked at before the claim and after it, and so on.
+        let looks = AtomicUsize::new(0);
+        let clock = move || at(looks.fetch_add(1, Ordering::SeqCst) as i64 * claim_takes * 1_000);
+        let inbox = Inbox::new(MemoryStore::new(), clock);
+        queue(&inbox, 1).await;
+        let called = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&called);
+        let hang = move |_: Event| {
+            flag.store(true, Ordering::SeqCst);
+            std::future::pending()
+        };
+        let begun = tokio::time::Instant::now();
+        worker(&inbox, retry(1)).turn(hang).await.unwrap();
+        assert_eq!(begun.elapsed().as_secs(), called_for.unwrap_or(0), "{claim_takes}");
+        assert_eq!(called.load(Ordering::SeqCst), called_for.is_some(), "{claim_takes}");
+        let standing = inbox.standing().await.unwrap();
+        assert_eq!(standing.dead == 1, called_for.is_some(), "what was not called has not failed: {standing:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_event_that_ends_its_process_each_time_is_dead_one_day() {
     let (inbox, clock) = inbox();
