@@ -29,7 +29,8 @@ use crate::{
 pub struct WorkerSettings {
     /// Handlers that run at the same time in this process.
     pub concurrency: usize,
-    /// A handler that takes longer has failed.
+    /// A handler that takes longer has failed, and is cut off where it waits. One that keeps its thread busy is not cut off until it
+    /// waits, and what it gave to `spawn`, `spawn_blocking` or another thread runs on.
     pub handler_timeout: Duration,
     /// After this time an event of a process that died is taken by another. Longer than `handler_timeout`, or a slow handler
     /// would run twice at once.
@@ -139,7 +140,7 @@ impl<S: Store> Worker<S> {
                         is_store_out = false;
                         for claim in claims {
                             let (worker, handler) = (self.clone(), Arc::clone(&handler));
-                            running.spawn(async move { worker.work(claim, &*handler).await });
+                            running.spawn(async move { worker.work(claim, handler).await });
                         }
                     }
                     Err(error) if is_store_out => tracing::debug!("the inbox still cannot be worked off: {error}"),
@@ -183,15 +184,15 @@ impl<S: Store> Worker<S> {
         let mut running = JoinSet::new();
         for claim in claims {
             let (worker, handler) = (self.clone(), Arc::clone(&handler));
-            running.spawn(async move { worker.work(claim, &*handler).await });
+            running.spawn(async move { worker.work(claim, handler).await });
         }
         while running.join_next().await.is_some() {}
         Ok(count)
     }
 
-    async fn work<H, F>(&self, claim: Claim, handler: &H)
+    async fn work<H, F>(&self, claim: Claim, handler: Arc<H>)
     where
-        H: Fn(Event) -> F,
+        H: Fn(Event) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let Claim { event, attempt, ticket } = claim;
@@ -246,15 +247,15 @@ impl<S: Store> Worker<S> {
     }
 
     /// In a task of its own: a panic is a failure like others, and is nobody else's.
-    async fn call<H, F>(&self, event: Event, handler: &H, lease_left: Duration) -> Result<(), Failure>
+    async fn call<H, F>(&self, event: Event, handler: Arc<H>, lease_left: Duration) -> Result<(), Failure>
     where
-        H: Fn(Event) -> F,
+        H: Fn(Event) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let limit = self.inside.settings.handler_timeout.min(lease_left);
         // Dropped, it ends the task.
         let mut task = JoinSet::new();
-        task.spawn(handler(event));
+        task.spawn(async move { handler(event).await });
         match timeout(limit, task.join_next()).await {
             Ok(Some(Ok(result))) => result,
             Ok(Some(Err(_)) | None) => Err(Failure::again("the handler panicked")),

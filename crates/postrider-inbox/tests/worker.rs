@@ -108,6 +108,19 @@ async fn a_panic_is_a_failure_and_nobody_elses() {
     assert_eq!(inbox.standing().await.unwrap().queued, 0);
 }
 
+#[tokio::test]
+async fn a_panic_before_the_handlers_future_is_a_failure_too() {
+    let (inbox, _) = inbox();
+    queue(&inbox, 1).await;
+    let handler = |event: Event| {
+        assert_ne!(event.key, key("0"), "this panic belongs to the test");
+        succeed(event)
+    };
+    worker(&inbox, retry(1)).turn(handler).await.unwrap();
+    let dead = inbox.dead(None, 10).await.unwrap();
+    assert_eq!((dead.len(), dead[0].reason.as_str()), (1, "the handler panicked"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_is_cut_off() {
     let (inbox, _) = inbox();
