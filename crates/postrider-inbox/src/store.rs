@@ -35,7 +35,8 @@ pub trait Store: Send + Sync + 'static {
     async fn replay_dead(&self, until: Timestamp, max: usize, now: Timestamp) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` of each: events that were done, effects that were recorded, and ordering keys that were last seen
-    /// before `before`. Says how many. An effect stays as long as its event is not done.
+    /// before `before`. Says how many. An effect stays as long as its event waits or is dead in this store; of a queue elsewhere it
+    /// knows nothing.
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` events that died before `before`.
