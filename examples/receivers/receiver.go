@@ -1,5 +1,6 @@
 // Receives Postrider's deliveries.
 //
+//	go mod init receiver
 //	go get github.com/standard-webhooks/standard-webhooks/libraries
 //	WEBHOOK_SECRET=whsec_... go run receiver.go
 package main
@@ -21,9 +22,18 @@ const bodyMax = 1 << 20
 var seen sync.Map
 
 func enter(id string, body []byte) error {
-	if _, known := seen.LoadOrStore(id, true); !known {
-		log.Println("entered", id)
+	if _, known := seen.LoadOrStore(id, true); known {
+		return nil
 	}
+	err := effect(id, body)
+	if err != nil {
+		seen.Delete(id) // or the next copy would be taken for done
+	}
+	return err
+}
+
+func effect(id string, body []byte) error {
+	log.Println("entered", id)
 	return nil
 }
 

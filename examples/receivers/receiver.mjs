@@ -13,7 +13,12 @@ const seen = new Set();
 async function enter(id, body) {
   if (seen.has(id)) return;
   seen.add(id);
-  console.log(`entered ${id}`);
+  try {
+    console.log(`entered ${id}`); // the effect
+  } catch (error) {
+    seen.delete(id); // or the next copy would be taken for done
+    throw error;
+  }
 }
 
 createServer(async (request, response) => {
@@ -26,7 +31,7 @@ createServer(async (request, response) => {
     for await (const chunk of request) chunks.push(chunk);
     const body = Buffer.concat(chunks); // the bytes as they came: no JSON parser in front
     try {
-      webhook.verify(body, request.headers);
+      webhook.verify(body, request.headers, { jsonParse: false }); // not every payload is JSON
     } catch {
       return answer(401);
     }

@@ -14,7 +14,10 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
+
+from standardwebhooks import Webhook
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "receivers"
 AT_ONCE = 20
@@ -50,6 +53,9 @@ def wait_for(port, process):
 
 def play(name, command, vector):
     port = free_port()
+    text = {**vector, "id": vector["id"] + "_text"}
+    signed_at = datetime.fromtimestamp(int(vector["time"]), timezone.utc)
+    text["standard"] = Webhook(vector["secret"]).sign(text["id"], signed_at, "no JSON")
     with tempfile.TemporaryDirectory() as folder:
         arguments = [*command, str(port), str(Path(folder, "shop.db"))]
         environment = {**os.environ, "WEBHOOK_SECRET": vector["secret"]}
@@ -60,11 +66,14 @@ def play(name, command, vector):
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 statuses = list(threads.map(lambda _: post(port, vector, body), range(AT_ONCE)))
             statuses += [post(port, vector, body), post(port, vector, body + b" "), post(port, vector, b"", 2_000_000)]
+            statuses += [post(port, {**vector, "standard": odd}, body) for odd in ["v1", "v1,a", "v1,\xe9", "a,b,c"]]
+            statuses += [post(port, vector, b"", "-1"), post(port, vector, b"", "many")]
+            statuses += [post(port, text, b"no JSON")]
         finally:
             process.kill()
             entered = process.communicate()[0].splitlines()
-    expected = [204] * (AT_ONCE + 1) + [401, 413]
-    if statuses != expected or entered != [f"entered {vector['id']}"]:
+    expected = [204] * (AT_ONCE + 1) + [401, 413] + [401] * 4 + [400] * 2 + [204]
+    if statuses != expected or entered != [f"entered {vector['id']}", f"entered {text['id']}"]:
         raise SystemExit(f"{name} answered {statuses} and said {entered}")
 
 

@@ -10,7 +10,8 @@ use axum::{
 
 use crate::{Answer, Door, Event, Outcome, Store, body};
 
-/// What became of a request that was verified, recorded and queued: a handler only has to return it.
+/// A request that was verified, recorded and queued, or that was recorded before: `outcome` is [`Outcome::Accepted`] or
+/// [`Outcome::Duplicate`]. A handler only has to return it. All others are answered in its place.
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -38,7 +39,7 @@ where
     T: Send + Sync,
     Door<S>: FromRef<T>,
 {
-    type Rejection = std::convert::Infallible;
+    type Rejection = Answer;
 
     async fn from_request(request: Request, state: &T) -> Result<Self, Self::Rejection> {
         let door = Door::<S>::from_ref(state);
@@ -50,7 +51,12 @@ where
                 outcome
             }
         };
-        Ok(Self { outcome, store: std::marker::PhantomData })
+        match outcome {
+            Outcome::Accepted { .. } | Outcome::Duplicate => Ok(Self { outcome, store: std::marker::PhantomData }),
+            Outcome::Refused(_) | Outcome::TooLarge { .. } | Outcome::Full { .. } | Outcome::StoreOut => {
+                Err(outcome.answer())
+            }
+        }
     }
 }
 

@@ -9,12 +9,13 @@ use crate::sequence::Arrival;
 
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "what was not recorded must not be answered 2xx"]
 pub enum Outcome {
     /// Recorded and queued in one commit.
     Accepted {
         arrival: Option<Arrival>,
     },
-    /// It is known already. Whether it was worked off is another question; it will be.
+    /// It is known already: it waits, is worked on, was done, or is dead until somebody replays it.
     Duplicate,
     Refused(Fault),
     /// The body has more bytes than the door lets in.

@@ -35,7 +35,8 @@ pub trait Store: Send + Sync + 'static {
     async fn replay_dead(&self, until: Timestamp, max: usize, now: Timestamp) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` of each: events that were done, effects that were recorded, and ordering keys that were last seen
-    /// before `before`. Says how many. An effect stays as long as its event is not done.
+    /// before `before`. Says how many. An effect stays as long as its event waits or is dead in this store; of a queue elsewhere it
+    /// knows nothing.
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` events that died before `before`.
@@ -79,6 +80,7 @@ impl Limits {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only a new one was queued"]
 pub enum Recorded {
     New { arrival: Option<Arrival> },
     Duplicate,
@@ -111,6 +113,7 @@ pub enum Settlement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "another worker may have taken the event"]
 pub enum Settled {
     Written,
     /// Somebody else has taken the event since, or it is no longer there.

@@ -2,7 +2,11 @@
 //!
 //! An event is held by a lease and not by a lock or an open transaction: if this process dies, the lease runs out and another
 //! one takes the event. A handler is cut off before the lease ends, so that two do not work on one event unless a process stands
-//! still in between; the one that comes late then can settle nothing, because the store counts claims.
+//! still in between, or the clocks of two processes differ by more than what the lease has over the handler's time; the one that
+//! comes late then can settle nothing, because the store counts claims.
+//!
+//! A lease counts from before the store was asked. Where its answer took long, the handler has what is left, and where nothing
+//! is left it is not called: the event is due again. If the answer is lost, so is the attempt that the claim counted.
 
 use std::{
     pin::pin,
@@ -25,7 +29,8 @@ use crate::{
 pub struct WorkerSettings {
     /// Handlers that run at the same time in this process.
     pub concurrency: usize,
-    /// A handler that takes longer has failed.
+    /// A handler that takes longer has failed, and is cut off where it waits. One that keeps its thread busy is not cut off until it
+    /// waits, and what it gave to `spawn`, `spawn_blocking` or another thread runs on.
     pub handler_timeout: Duration,
     /// After this time an event of a process that died is taken by another. Longer than `handler_timeout`, or a slow handler
     /// would run twice at once.
@@ -135,7 +140,7 @@ impl<S: Store> Worker<S> {
                         is_store_out = false;
                         for claim in claims {
                             let (worker, handler) = (self.clone(), Arc::clone(&handler));
-                            running.spawn(async move { worker.work(claim, &*handler).await });
+                            running.spawn(async move { worker.work(claim, handler).await });
                         }
                     }
                     Err(error) if is_store_out => tracing::debug!("the inbox still cannot be worked off: {error}"),
@@ -179,15 +184,15 @@ impl<S: Store> Worker<S> {
         let mut running = JoinSet::new();
         for claim in claims {
             let (worker, handler) = (self.clone(), Arc::clone(&handler));
-            running.spawn(async move { worker.work(claim, &*handler).await });
+            running.spawn(async move { worker.work(claim, handler).await });
         }
         while running.join_next().await.is_some() {}
         Ok(count)
     }
 
-    async fn work<H, F>(&self, claim: Claim, handler: &H)
+    async fn work<H, F>(&self, claim: Claim, handler: Arc<H>)
     where
-        H: Fn(Event) -> F,
+        H: Fn(Event) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let Claim { event, attempt, ticket } = claim;
@@ -196,7 +201,14 @@ impl<S: Store> Worker<S> {
         let result = match attempt > retry.attempts_max {
             // Its process was lost during the last one.
             true => Err(Failure::never("its worker was lost during the last attempt")),
-            false => self.call(event, handler).await,
+            false => {
+                let left = ticket.until.since(self.inside.inbox.inside.clock.now());
+                if left.is_zero() {
+                    tracing::warn!(event = %ticket.key, attempt, "the lease was over before the handler could be called");
+                    return;
+                }
+                self.call(event, handler, left).await
+            }
         };
         let settlement = match result {
             Ok(()) => Settlement::Done,
@@ -235,15 +247,15 @@ impl<S: Store> Worker<S> {
     }
 
     /// In a task of its own: a panic is a failure like others, and is nobody else's.
-    async fn call<H, F>(&self, event: Event, handler: &H) -> Result<(), Failure>
+    async fn call<H, F>(&self, event: Event, handler: Arc<H>, lease_left: Duration) -> Result<(), Failure>
     where
-        H: Fn(Event) -> F,
+        H: Fn(Event) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {
-        let limit = self.inside.settings.handler_timeout;
+        let limit = self.inside.settings.handler_timeout.min(lease_left);
         // Dropped, it ends the task.
         let mut task = JoinSet::new();
-        task.spawn(handler(event));
+        task.spawn(async move { handler(event).await });
         match timeout(limit, task.join_next()).await {
             Ok(Some(Ok(result))) => result,
             Ok(Some(Err(_)) | None) => Err(Failure::again("the handler panicked")),

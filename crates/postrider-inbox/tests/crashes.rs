@@ -110,7 +110,7 @@ async fn however_often_workers_are_killed_each_event_has_its_effect() {
         let shop = Shop::fresh(kind).await;
         let store = shop.site.open().await;
         for number in 0..60 {
-            store.record(&event(&format!("{number}")), Limits::default()).await.unwrap();
+            let _ = store.record(&event(&format!("{number}")), Limits::default()).await.unwrap();
         }
         let mut rng = ChaCha8Rng::seed_from_u64(kind as u64);
         let mut kills = 0;

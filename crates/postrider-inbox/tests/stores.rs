@@ -135,7 +135,7 @@ async fn all_of_an_event_survives(site: Site) {
         place: Some(Place { ordering_key: "kündë 1".to_owned(), number: 1 }),
         arrival: None,
     };
-    store.record(&sent, Limits::default()).await.unwrap();
+    let _ = store.record(&sent, Limits::default()).await.unwrap();
     let claim = site.open().await.claim(1, LEASE, at(0)).await.unwrap().remove(0);
     assert_eq!(claim.event, Event { arrival: Some(Arrival::InOrder), ..sent });
     assert_eq!((claim.attempt, claim.ticket.until), (1, at(60_000)));
@@ -269,7 +269,7 @@ async fn all_dead_events_are_replayed_in_pieces(site: Site) {
         record(&store, &format!("{number}")).await;
     }
     for claim in store.claim(6, LEASE, at(0)).await.unwrap() {
-        store.settle(&claim.ticket, &dead("x"), at(10)).await.unwrap();
+        let _ = store.settle(&claim.ticket, &dead("x"), at(10)).await.unwrap();
     }
     assert_eq!(store.replay_dead(at(9), 4, at(20)).await.unwrap(), 0, "they died later");
     for piece in [4, 2, 0] {
@@ -395,7 +395,7 @@ async fn cleaning_goes_in_pieces_and_leaves_the_rest(site: Site) {
     }
     for (index, claim) in store.claim(26, LEASE, at(0)).await.unwrap().iter().enumerate() {
         let settlement = if index == 25 { dead("x") } else { Settlement::Done };
-        store.settle(&claim.ticket, &settlement, at(index as i64)).await.unwrap();
+        let _ = store.settle(&claim.ticket, &settlement, at(index as i64)).await.unwrap();
     }
     let mut pieces = Vec::new();
     while pieces.last() != Some(&0) {
@@ -416,7 +416,7 @@ async fn dead_events_are_forgotten_only_if_asked(site: Site) {
         record(&store, id).await;
     }
     for (claim, now) in store.claim(2, LEASE, at(0)).await.unwrap().iter().zip([0, 1_000]) {
-        store.settle(&claim.ticket, &dead("x"), at(now)).await.unwrap();
+        let _ = store.settle(&claim.ticket, &dead("x"), at(now)).await.unwrap();
     }
     clock.advance(400 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 0);
@@ -480,7 +480,7 @@ async fn the_standing_adds_up(site: Site) {
     assert_eq!(standing, expected);
     assert_eq!(standing.lag(at(1_005)), Duration::from_secs(1));
     let claims = store.claim(2, LEASE, at(10)).await.unwrap();
-    store.settle(&claims[0].ticket, &dead("x"), at(11)).await.unwrap();
+    let _ = store.settle(&claims[0].ticket, &dead("x"), at(11)).await.unwrap();
     let expected = Standing { queued: 2, queued_bytes: 2 * size, dead: 1, due_first: Some(at(20)) };
     assert_eq!(store.standing().await.unwrap(), expected);
 }

@@ -28,7 +28,7 @@ fn inbox() -> (Inbox<MemoryStore>, TestClock) {
 
 async fn queue<S: Store>(inbox: &Inbox<S>, count: usize) {
     for number in 0..count {
-        inbox.store().record(&event(&format!("{number}")), Limits::default()).await.unwrap();
+        let _ = inbox.store().record(&event(&format!("{number}")), Limits::default()).await.unwrap();
     }
 }
 
@@ -108,6 +108,19 @@ async fn a_panic_is_a_failure_and_nobody_elses() {
     assert_eq!(inbox.standing().await.unwrap().queued, 0);
 }
 
+#[tokio::test]
+async fn a_panic_before_the_handlers_future_is_a_failure_too() {
+    let (inbox, _) = inbox();
+    queue(&inbox, 1).await;
+    let handler = |event: Event| {
+        assert_ne!(event.key, key("0"), "this panic belongs to the test");
+        succeed(event)
+    };
+    worker(&inbox, retry(1)).turn(handler).await.unwrap();
+    let dead = inbox.dead(None, 10).await.unwrap();
+    assert_eq!((dead.len(), dead[0].reason.as_str()), (1, "the handler panicked"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_is_cut_off() {
     let (inbox, _) = inbox();
@@ -134,6 +147,29 @@ async fn a_handler_that_hangs_is_cut_off() {
     assert!(inbox.dead(None, 1).await.unwrap()[0].reason.contains("longer than 30s"));
     tokio::task::yield_now().await;
     assert!(ended.load(Ordering::SeqCst), "it does not run on behind");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_has_no_longer_than_its_lease_though_the_claim_took_long() {
+    for (claim_takes, called_for) in [(10, Some(30)), (40, Some(20)), (60, None), (90, None)] {
+        // It is looked at before the claim and after it, and so on.
+        let looks = AtomicUsize::new(0);
+        let clock = move || at(looks.fetch_add(1, Ordering::SeqCst) as i64 * claim_takes * 1_000);
+        let inbox = Inbox::new(MemoryStore::new(), clock);
+        queue(&inbox, 1).await;
+        let called = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&called);
+        let hang = move |_: Event| {
+            flag.store(true, Ordering::SeqCst);
+            std::future::pending()
+        };
+        let begun = tokio::time::Instant::now();
+        worker(&inbox, retry(1)).turn(hang).await.unwrap();
+        assert_eq!(begun.elapsed().as_secs(), called_for.unwrap_or(0), "{claim_takes}");
+        assert_eq!(called.load(Ordering::SeqCst), called_for.is_some(), "{claim_takes}");
+        let standing = inbox.standing().await.unwrap();
+        assert_eq!(standing.dead == 1, called_for.is_some(), "what was not called has not failed: {standing:?}");
+    }
 }
 
 #[tokio::test]

@@ -46,6 +46,9 @@ impl Inbox<PostgresStore> {
 }
 
 /// As [`Inbox::process`], where the queue is elsewhere or there is none. [`migrate`](super::migrate) makes the table.
+///
+/// Its record stays until something forgets it: [`Inbox::clean`] of an inbox over the same database, which goes by the retention alone
+/// where it has no such event. Let that be longer than an event may wait, or be dead, in a queue elsewhere.
 pub async fn process<T, E>(
     tx: &mut Transaction<'_>,
     key: &EventKey,

@@ -2,6 +2,10 @@
 //!
 //! What survives is what the server is set to: with `synchronous_commit = off` a crash of the server takes events that were
 //! answered, and a failover to a replica that was not synchronous does, too.
+//!
+//! Calls have no time limit here. A server that is gone without a word is noticed when the pool's and the connection's own limits say so
+//! (the pool's `wait`, `create` and `recycle`; `connect_timeout`, `tcp_user_timeout`, keepalives): set them, or requests wait in place of
+//! being answered 503, and a worker that is told to stop waits for what it has to write.
 
 mod effects;
 

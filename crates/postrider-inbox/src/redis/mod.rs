@@ -12,9 +12,13 @@
 //!   the event's key with what they write. Effects in a database of your own can use `sqlite::process` or `postgres::process` there,
 //!   with this store as the queue.
 //! - **All of it lies in memory**, so bound it ([`Limits`]), and set `maxmemory-policy noeviction`: with any other, Redis
-//!   throws away events, or the records that they were done.
+//!   throws away events, or the records that they were done. With it, a Redis that is full takes nothing in, and what waits is
+//!   worked off.
 //!
-//! What is done expires by Redis's own clock after the retention, also if nothing cleans up. What waits or is dead does not expire.
+//! - **No cluster client.** All keys of an inbox are in one slot, and its commands go to the server of the URL: it must be the one
+//!   that has this slot. To another one, and after the slot has moved, every call fails.
+//!
+//! What is done expires by Redis's own clock after the retention (a millisecond at least, a hundred years at most), also if nothing cleans up. What waits or is dead does not expire.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -40,6 +44,7 @@ struct Scripts {
     replay: Script,
     replay_dead: Script,
     forget: Script,
+    standing: Script,
 }
 
 /// What survives a crash of the server, as far as it says how it is set.
@@ -62,8 +67,14 @@ impl RedisStore {
         Self::connect_with_prefix(url, "postrider_inbox_", retention).await
     }
 
-    /// Another prefix is another inbox. All keys of one are in one slot of a cluster.
+    /// Another prefix is another inbox. All keys of one are in one slot, which an empty prefix, or one that begins with `}`,
+    /// could not bring about: these are refused.
     pub async fn connect_with_prefix(url: &str, prefix: &str, retention: Retention) -> Result<Self, StoreError> {
+        if prefix.is_empty() || prefix.starts_with('}') {
+            return Err(StoreError::unavailable(format!(
+                "the prefix {prefix:?} cannot hold the keys of an inbox together"
+            )));
+        }
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             // With `appendfsync always` the disk has a say.
@@ -76,6 +87,7 @@ impl RedisStore {
             replay: Script::new(include_str!("replay.lua")),
             replay_dead: Script::new(include_str!("replay_dead.lua")),
             forget: Script::new(include_str!("forget.lua")),
+            standing: Script::new(include_str!("standing.lua")),
         };
         Ok(Self { connection, prefix: format!("{{{prefix}}}"), retention, scripts })
     }
@@ -94,6 +106,11 @@ impl RedisStore {
             (Some(_), Some(_)) => Durability::Chance,
             (None, _) | (_, None) => Durability::Unknown,
         }
+    }
+
+    /// In milliseconds, and as Redis takes it: it knows neither 0 nor times without end.
+    fn kept_for(&self) -> u64 {
+        self.retention.time().clamp(Duration::from_millis(1), KEPT_MAX).as_millis() as u64
     }
 
     fn named(&self, name: &str) -> String {
@@ -133,9 +150,9 @@ impl RedisStore {
         dead.collect()
     }
 
-    async fn forget(&self, list: &str, before: Timestamp, max: usize) -> Result<usize, StoreError> {
+    async fn forget(&self, list: &str, state: &str, before: Timestamp, max: usize) -> Result<usize, StoreError> {
         let mut call = self.scripts.forget.key(self.named(list));
-        call.arg(self.event_key("")).arg(before.as_millis()).arg(max);
+        call.arg(self.event_key("")).arg(before.as_millis()).arg(max).arg(state);
         Ok(call.invoke_async(&mut self.connection.clone()).await?)
     }
 }
@@ -168,12 +185,14 @@ impl Store for RedisStore {
             };
             let mut call = self.call(&self.scripts.record);
             call.key(self.event_key(&member));
-            call.key(tracked.as_ref().map_or("", |(key, ..)| key.as_str()));
+            if let Some((key, ..)) = &tracked {
+                call.key(key);
+            }
             call.arg(&member).arg(event.received_at.as_millis()).arg(event.size());
             call.arg(limits.events_max).arg(limits.bytes_max);
             call.arg(headers::to_text(&event.headers)).arg(&event.body[..]);
             if let Some((_, place, before, track, arrival)) = &tracked {
-                call.arg(before).arg(track.to_string()).arg(self.retention.time().as_millis() as u64);
+                call.arg(before).arg(track.to_string()).arg(self.kept_for());
                 call.arg(&place.ordering_key).arg(place.number).arg(arrival.to_string());
             }
             let said: String = call.invoke_async(&mut connection).await?;
@@ -205,9 +224,7 @@ impl Store for RedisStore {
         let mut call = self.call(&self.scripts.settle);
         call.key(self.event_key(&member)).arg(&member).arg(ticket.fence);
         match settlement {
-            Settlement::Done => {
-                call.arg("done").arg(now.as_millis()).arg("").arg(self.retention.time().as_millis() as u64)
-            }
+            Settlement::Done => call.arg("done").arg(now.as_millis()).arg("").arg(self.kept_for()),
             Settlement::Again { due, reason } => call.arg("again").arg(due.as_millis()).arg(reason),
             Settlement::Dead { reason } => call.arg("dead").arg(now.as_millis()).arg(reason),
         };
@@ -255,21 +272,18 @@ impl Store for RedisStore {
 
     /// Ordering keys expire by themselves.
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        self.forget("done", before, max).await
+        self.forget("done", "1", before, max).await
     }
 
     async fn forget_dead(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        self.forget("dead", before, max).await
+        self.forget("dead", "2", before, max).await
     }
 
     async fn standing(&self) -> Result<Standing, StoreError> {
-        let [due, _, dead, bytes] = self.keys();
-        let mut pipe = redis::pipe();
-        pipe.atomic().zcard(&due).get(&bytes).zcard(&dead).zrange_withscores(&due, 0, 0);
-        let (queued, queued_bytes, dead, first): (u64, Option<u64>, u64, Vec<(String, i64)>) =
-            pipe.query_async(&mut self.connection.clone()).await?;
+        let (queued, queued_bytes, dead, first): (u64, u64, u64, Vec<(String, i64)>) =
+            self.call(&self.scripts.standing).invoke_async(&mut self.connection.clone()).await?;
         let due_first = first.first().map(|(_, due)| Timestamp::from_millis(*due));
-        Ok(Standing { queued, queued_bytes: queued_bytes.unwrap_or(0), dead, due_first })
+        Ok(Standing { queued, queued_bytes, dead, due_first })
     }
 }
 
@@ -318,4 +332,6 @@ impl From<RedisError> for StoreError {
     }
 }
 
+/// A hundred years.
+const KEPT_MAX: Duration = Duration::from_hours(24 * 36_525);
 const PATIENCE: Duration = Duration::from_secs(10);

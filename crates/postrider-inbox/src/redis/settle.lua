@@ -6,13 +6,16 @@ local member, what, at, reason = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 
 if redis.call('HGET', event, 'fence') ~= ARGV[2] or redis.call('HGET', event, 'state') ~= '0' then return 0 end
 
+-- First what takes no memory: after it, Redis lets a script write though it has no memory left.
+redis.call('ZREM', due, member)
 if what == 'again' then
     redis.call('HSET', event, 'reason', reason)
     redis.call('ZADD', due, at, member)
     return 1
 end
-redis.call('ZREM', due, member)
 redis.call('DECRBY', bytes, redis.call('HGET', event, 'size'))
+-- The sizes of events that Redis threw away are still in it.
+if redis.call('ZCARD', due) == 0 then redis.call('DEL', bytes) end
 if what == 'done' then
     redis.call('HSET', event, 'state', '1', 'finished_at', at)
     redis.call('HDEL', event, 'body', 'headers')

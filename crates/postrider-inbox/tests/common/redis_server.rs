@@ -22,11 +22,33 @@ pub struct RedisServer {
 
 impl RedisServer {
     pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// Alone, and with all slots.
+    pub fn start_as_cluster() -> Self {
+        let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Self::start_with(&format!("--cluster-enabled yes --cluster-port {bus}"));
+        let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).exec(&mut connection).unwrap();
+        let is_ready = (0..200).any(|_| {
+            let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut connection).unwrap();
+            let is_ready = info.contains("cluster_state:ok");
+            if !is_ready {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            is_ready
+        });
+        assert!(is_ready, "the cluster did not come to be");
+        server
+    }
+
+    fn start_with(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // Nobody listens there now. Where another process is quicker, the test fails and says so.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut shell = Command::new("sh")
-            .args(["-c", KEEPER, "keeper", &port.to_string(), folder.path().to_str().unwrap()])
+            .args(["-c", KEEPER, "keeper", &port.to_string(), folder.path().to_str().unwrap(), settings])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -91,7 +113,7 @@ while read -r order; do
     case $order in
     start)
         redis-server --port "$1" --bind 127.0.0.1 --dir "$2" --appendonly yes --appendfsync always --save '' \
-            --maxmemory-policy noeviction </dev/null >>"$2/log" 2>&1 &
+            --maxmemory-policy noeviction $3 </dev/null >>"$2/log" 2>&1 &
         pid=$! ;;
     kill) kill -9 "$pid"; wait "$pid" 2>/dev/null ;;
     esac
