@@ -105,14 +105,14 @@ async fn on_sqlite_an_effect_is_remembered_as_long_as_its_event_is_not_done() {
     let clock = TestClock::new();
     let inbox = Inbox::new(site.sqlite(), clock.clone());
     let mut shop = shop(&site);
-    inbox.store().record(&event("a"), Limits::default()).await.unwrap();
+    let _ = inbox.store().record(&event("a"), Limits::default()).await.unwrap();
     let claim = inbox.store().claim(1, LEASE, at(0)).await.unwrap().remove(0);
     pay(&inbox, &mut shop, "a");
     pay(&inbox, &mut shop, "never queued");
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 1, "that of the event which was never queued");
     assert_eq!(pay(&inbox, &mut shop, "a"), Processed::SeenBefore, "its worker may still come back");
-    inbox.store().settle(&claim.ticket, &Settlement::Done, clock.now()).await.unwrap();
+    let _ = inbox.store().settle(&claim.ticket, &Settlement::Done, clock.now()).await.unwrap();
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 2);
     assert_eq!(pay(&inbox, &mut shop, "a"), Processed::Ran(1), "forgotten with its event");
@@ -258,14 +258,14 @@ async fn on_postgresql_a_failed_effect_leaves_nothing_even_if_its_caller_commits
 async fn on_postgresql_an_effect_is_remembered_as_long_as_its_event_is_not_done() {
     let (site, inbox, clock) = pg_shop().await;
     let mut client = connect(&site.address).await;
-    inbox.store().record(&event("a"), Limits::default()).await.unwrap();
+    let _ = inbox.store().record(&event("a"), Limits::default()).await.unwrap();
     let claim = inbox.store().claim(1, LEASE, at(0)).await.unwrap().remove(0);
     pg_pay(&inbox, &mut client, "a").await;
     pg_pay(&inbox, &mut client, "never queued").await;
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 1, "that of the event which was never queued");
     assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::SeenBefore, "its worker may still come back");
-    inbox.store().settle(&claim.ticket, &Settlement::Done, clock.now()).await.unwrap();
+    let _ = inbox.store().settle(&claim.ticket, &Settlement::Done, clock.now()).await.unwrap();
     clock.advance(31 * DAY);
     assert_eq!(inbox.clean().await.unwrap(), 2);
     assert_eq!(pg_pay(&inbox, &mut client, "a").await, Processed::Ran(1), "forgotten with its event");
