@@ -114,6 +114,7 @@ fn needed(operation: &str) -> Option<Scope> {
         ("ingest", "source.list" | "source.get" | "log.list" | "endpoint.list" | "endpoint.get") => Some(Scope::Read),
         ("ingest", "endpoint.get-headers" | "endpoint.transformation.get") => Some(Scope::Read),
         ("application", "preview-schedule") => Some(Scope::Read),
+        ("message", "find" | "search-all") => Some(Scope::Read),
         ("statistics", _) | (_, "list" | "get" | "count" | "tail" | "search") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),
         (_, _) => Some(Scope::Manage),
