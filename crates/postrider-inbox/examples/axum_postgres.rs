@@ -7,7 +7,7 @@
 //!
 //! This suits effects that are quick and all in one database. If one fails, the sender is told, and sends again.
 
-use std::error::Error;
+use std::{error::Error, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::post};
 use postrider_inbox::{
@@ -23,6 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let inbox = open(&std::env::var("DATABASE_URL")?).await?;
     let app = app(&inbox, &std::env::var("WEBHOOK_SECRET")?)?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:8090").await?;
+    tokio::spawn(clean_every(Duration::from_hours(1), inbox));
     println!("listening on http://{}/webhooks", listener.local_addr()?);
     Ok(axum::serve(listener, app).await?)
 }
@@ -34,6 +35,17 @@ pub async fn open(url: &str) -> Result<Inbox<PostgresStore>, Box<dyn Error>> {
     let inbox = Inbox::new(PostgresStore::new(pool), SystemClock);
     inbox.migrate().await?;
     Ok(inbox)
+}
+
+/// A worker would do this by itself; here nobody else forgets what is over its retention.
+pub async fn clean_every(time: Duration, inbox: Inbox<PostgresStore>) {
+    let mut ticks = tokio::time::interval(time);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = inbox.clean().await {
+            eprintln!("what is over its retention was not forgotten: {error}");
+        }
+    }
 }
 
 pub fn app(inbox: &Inbox<PostgresStore>, secret: &str) -> Result<Router, Box<dyn Error>> {

@@ -80,6 +80,7 @@ impl EventKey {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum EventKeyError {
     #[error(transparent)]
     Source(#[from] SourceNameError),

@@ -33,7 +33,7 @@ impl<S> Clone for Inbox<S> {
     }
 }
 
-/// What suits most.
+/// What suits most. A later version may have more of them: set what you need, and end with `..InboxSettings::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxSettings {
     pub limits: Limits,
@@ -278,8 +278,7 @@ impl<S: Store> Door<S> {
             Ok(Recorded::Duplicate) => Outcome::Duplicate,
             Ok(Recorded::Full) => Outcome::Full { retry_after: inside.retry_after },
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::error!(source = %self.settings.name, cause, "a webhook was not recorded: {error}");
+                tracing::error!(source = %self.settings.name, cause = error.cause(), "a webhook was not recorded: {error}");
                 Outcome::StoreOut
             }
         }

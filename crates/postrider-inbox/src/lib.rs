@@ -72,6 +72,7 @@
 pub mod axum;
 #[cfg(any(feature = "axum", feature = "tower"))]
 mod body;
+mod causes;
 mod effects;
 mod event;
 mod inbox;

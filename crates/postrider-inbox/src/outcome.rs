@@ -9,6 +9,7 @@ use crate::sequence::Arrival;
 
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "what was not recorded must not be answered 2xx"]
 pub enum Outcome {
     /// Recorded and queued in one commit.
@@ -32,6 +33,7 @@ pub enum Outcome {
 
 /// Why a request is not taken in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Fault {
     #[error(transparent)]
     Signature(#[from] Refusal),

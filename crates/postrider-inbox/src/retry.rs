@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use rand::Rng;
 
+use crate::causes::chain;
+
 /// Why a handler did not bring an event to its end.
 ///
-/// Any error becomes one that is tried again, so that `?` does in a handler.
+/// Any error becomes one that is tried again, so that `?` does in a handler. Its reason is what the error says and all that it came from
+/// ([`source`](std::error::Error::source)). Of a reason the first two kilobytes are kept.
 #[derive(Debug)]
 pub enum Failure {
     /// Tried again, up to [`Retry::attempts_max`] times.
@@ -16,7 +19,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// It will fail in the same way however often it is tried.
+    /// It will fail in the same way however often it is tried. For an error with all that it came from: `Failure::from(error).for_good()`.
     pub fn never(reason: impl std::fmt::Display) -> Self {
         Self::Never(reason.to_string())
     }
@@ -24,11 +27,17 @@ impl Failure {
     pub fn again(reason: impl std::fmt::Display) -> Self {
         Self::Again(reason.to_string())
     }
+
+    /// The same reason, but never tried again.
+    pub fn for_good(self) -> Self {
+        let (Self::Again(reason) | Self::Never(reason)) = self;
+        Self::Never(reason)
+    }
 }
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Again(error.to_string())
+        Self::Again(chain(&error))
     }
 }
 
@@ -104,6 +113,13 @@ mod tests {
         assert_eq!(retry.after(3, &Failure::again("busy"), &mut rng), Next::Dead);
         assert_eq!(retry.after(9, &Failure::again("busy"), &mut rng), Next::Dead);
         assert!(matches!(retry.after(2, &Failure::again("busy"), &mut rng), Next::Again { .. }));
+    }
+
+    #[test]
+    fn an_error_that_is_for_good_keeps_its_reason() {
+        let failure = Failure::from(crate::StoreError::unavailable("no such table")).for_good();
+        let Failure::Never(reason) = failure else { panic!("{failure:?}") };
+        assert!(reason.ends_with(": no such table"), "{reason}");
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::{Event, EventKey, Timestamp, sequence::Arrival};
+use crate::{Event, EventKey, Timestamp, causes::chain, sequence::Arrival};
 
 /// Where events lie from their arrival to the end of their retention.
 ///
@@ -35,8 +35,8 @@ pub trait Store: Send + Sync + 'static {
     async fn replay_dead(&self, until: Timestamp, max: usize, now: Timestamp) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` of each: events that were done, effects that were recorded, and ordering keys that were last seen
-    /// before `before`. Says how many. An effect stays as long as its event waits or is dead in this store; of a queue elsewhere it
-    /// knows nothing.
+    /// before `before`. Says how many. An effect stays as long as its event waits or is dead in this store. Of a queue elsewhere it
+    /// knows nothing: with one, `before` must be older than any event that can still come from there.
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError>;
 
     /// Forgets up to `max` events that died before `before`.
@@ -46,6 +46,7 @@ pub trait Store: Send + Sync + 'static {
 }
 
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StoreError {
     #[error("the inbox's store cannot be reached, or refused")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -56,6 +57,11 @@ pub enum StoreError {
 impl StoreError {
     pub fn unavailable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Unavailable(source.into())
+    }
+
+    /// What it came from, for the log.
+    pub(crate) fn cause(&self) -> String {
+        std::error::Error::source(self).map(chain).unwrap_or_default()
     }
 }
 

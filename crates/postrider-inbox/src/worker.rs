@@ -21,10 +21,13 @@ use tokio::{
 };
 
 use crate::{
-    Claim, Event, Failure, Inbox, Settled, Settlement, Store, StoreError, Ticket, meters,
+    Claim, Event, Failure, Inbox, Settled, Settlement, Store, StoreError, Ticket,
+    causes::bounded,
+    meters,
     retry::{Next, Retry},
 };
 
+/// A later version may have more of them: set what you need, and end with `..WorkerSettings::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerSettings {
     /// Handlers that run at the same time in this process.
@@ -56,6 +59,7 @@ impl Default for WorkerSettings {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkerSettingsError {
     #[error("a worker with a concurrency of 0 works off nothing")]
     NoConcurrency,
@@ -109,7 +113,8 @@ impl<S: Store> Worker<S> {
         Ok(Self { inside: Arc::new(Inside { inbox, settings, rng: Mutex::new(Box::new(rng)) }) })
     }
 
-    /// Works until `stop` ends; then nothing more is claimed, and handlers that run are waited for.
+    /// Works until `stop` ends; then nothing more is claimed, and handlers that run are waited for. So is the store that has to write
+    /// what became of them, for up to two minutes if it does not answer; their events are due again with their leases.
     pub async fn run<H, F>(&self, handler: H, stop: impl Future<Output = ()>)
     where
         H: Fn(Event) -> F + Send + Sync + 'static,
@@ -146,7 +151,7 @@ impl<S: Store> Worker<S> {
                     Err(error) if is_store_out => tracing::debug!("the inbox still cannot be worked off: {error}"),
                     Err(error) => {
                         is_store_out = true;
-                        tracing::error!(cause = cause(&error), "the inbox cannot be worked off: {error}");
+                        tracing::error!(cause = error.cause(), "the inbox cannot be worked off: {error}");
                     }
                 }
             }
@@ -219,6 +224,7 @@ impl<S: Store> Worker<S> {
                     retry.after(attempt, &failure, &mut **rng)
                 };
                 let (Failure::Again(reason) | Failure::Never(reason)) = failure;
+                let reason = bounded(reason);
                 match next {
                     Next::Again { after } => {
                         Settlement::Again { due: self.inside.inbox.inside.clock.now().after(after), reason }
@@ -228,7 +234,7 @@ impl<S: Store> Worker<S> {
             }
         };
         match self.settle(&ticket, &settlement).await {
-            Some(Settled::Written) => match &settlement {
+            Ending::Written => match &settlement {
                 Settlement::Done => meters::processed(source.as_str()),
                 Settlement::Again { reason, .. } => {
                     tracing::info!(event = %ticket.key, attempt, reason, "an event failed and is tried again");
@@ -238,11 +244,16 @@ impl<S: Store> Worker<S> {
                     tracing::warn!(event = %ticket.key, attempt, reason, "an event is dead");
                 }
             },
-            Some(Settled::LeaseLost) => {
+            Ending::LeaseLost => {
                 meters::lease_lost(source.as_str());
                 tracing::warn!(event = %ticket.key, attempt, "another worker has taken the event meanwhile");
             }
-            None => {}
+            Ending::Unknown => {
+                tracing::warn!(event = %ticket.key, attempt, "whether what became of an event was written is not known");
+            }
+            Ending::NotWritten(error) => {
+                tracing::error!(event = %ticket.key, cause = error.cause(), "what became of an event was not written: {error}");
+            }
         }
     }
 
@@ -264,38 +275,51 @@ impl<S: Store> Worker<S> {
     }
 
     /// Insists for a while: what was done and is not written down is done again.
-    async fn settle(&self, ticket: &Ticket, settlement: &Settlement) -> Option<Settled> {
+    async fn settle(&self, ticket: &Ticket, settlement: &Settlement) -> Ending {
         let inbox = &self.inside.inbox.inside;
         let mut pauses = SETTLE_PAUSES.into_iter();
+        let mut is_first = true;
         loop {
             let now = inbox.clock.now();
-            let error = match inbox.store.settle(ticket, settlement, now).await {
-                Ok(settled) => return Some(settled),
-                Err(error) => error,
+            let error = match timeout(SETTLE_PATIENCE, inbox.store.settle(ticket, settlement, now)).await {
+                Ok(Ok(Settled::Written)) => return Ending::Written,
+                Ok(Ok(Settled::LeaseLost)) if is_first => return Ending::LeaseLost,
+                // Until the lease ends nobody else can have the event: an earlier try was written, and its answer lost.
+                Ok(Ok(Settled::LeaseLost)) if inbox.clock.now() < ticket.until => return Ending::Written,
+                Ok(Ok(Settled::LeaseLost)) => return Ending::Unknown,
+                Ok(Err(error)) => error,
+                Err(_) => StoreError::unavailable(format!("it did not answer within {SETTLE_PATIENCE:?}")),
             };
+            is_first = false;
             match pauses.next().filter(|_| now < ticket.until) {
                 Some(pause) => sleep(pause).await,
-                None => {
-                    tracing::error!(event = %ticket.key, cause = cause(&error), "what became of an event was not written: {error}");
-                    return None;
-                }
+                None => return Ending::NotWritten(error),
             }
         }
     }
 }
 
-fn note(what: &str, result: Result<(), StoreError>) {
-    if let Err(error) = result {
-        tracing::warn!(cause = cause(&error), "the inbox was not {what}: {error}");
-    }
+/// What is known of a settlement in the end.
+enum Ending {
+    Written,
+    /// Somebody else has taken the event since.
+    LeaseLost,
+    /// Somebody else has taken it since, or a try whose answer was lost had written it.
+    Unknown,
+    /// All tries failed. One of them may have been written for all that.
+    NotWritten(StoreError),
 }
 
-fn cause(error: &StoreError) -> String {
-    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+fn note(what: &str, result: Result<(), StoreError>) {
+    if let Err(error) = result {
+        tracing::warn!(cause = error.cause(), "the inbox was not {what}: {error}");
+    }
 }
 
 const GAUGE_EVERY: Duration = Duration::from_secs(10);
 const CHORES_MAX: usize = 2;
+/// Longer than the time limits of the stores that are here. With the pauses it adds up to less than two minutes.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(15);
 const SETTLE_PAUSES: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(300),

@@ -8,6 +8,8 @@ mod axum_postgres;
 mod axum_sqlite;
 mod common;
 
+use std::time::Duration;
+
 use axum::{Router, body::Body, http::Request};
 use common::*;
 use postrider_inbox::{Clock, Event, SystemClock, Worker, WorkerSettings, rusqlite};
@@ -50,6 +52,20 @@ async fn axum_with_postgresql() {
     for id in ["msg_1", "msg_1", "msg_2"] {
         assert_eq!(send(&app, id).await, 200, "{id}");
     }
-    let rows = connect(&url).await.query_one("SELECT count(*) FROM payments", &[]).await.unwrap();
+    let client = connect(&url).await;
+    let rows = client.query_one("SELECT count(*) FROM payments", &[]).await.unwrap();
     assert_eq!(rows.get::<_, i64>(0), 2);
+
+    client.execute("UPDATE postrider_inbox_effects SET at = 0 WHERE id = 'msg_1'", &[]).await.unwrap();
+    let cleaning = axum_postgres::clean_every(Duration::from_millis(10), inbox);
+    let forgotten = async {
+        while client.query_one("SELECT 1 FROM postrider_inbox_effects WHERE id = 'msg_1'", &[]).await.is_ok() {}
+    };
+    tokio::select! {
+        () = cleaning => unreachable!("it goes on"),
+        done = tokio::time::timeout(Duration::from_secs(30), forgotten) => done.expect("what is old is forgotten"),
+    }
+    assert_eq!(send(&app, "msg_2").await, 200);
+    let rows = client.query_one("SELECT count(*) FROM payments", &[]).await.unwrap();
+    assert_eq!(rows.get::<_, i64>(0), 2, "what is within its retention is known");
 }

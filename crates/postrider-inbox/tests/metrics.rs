@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use common::*;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics_util::debugging::DebuggingRecorder;
 use postrider_inbox::{
     Event, Failure, Inbox, InboxSettings, Limits, MemoryStore, Retry, Worker, WorkerSettings, rusqlite, sqlite,
 };
@@ -89,22 +89,4 @@ fn effects_in_a_transaction_are_counted() {
     }
     let expected = [("effects_total source=shop", 1.0), ("effects_seen_total source=shop", 2.0)];
     assert_eq!(counted(&snapshotter), expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
-}
-
-fn counted(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
-    snapshotter
-        .snapshot()
-        .into_vec()
-        .into_iter()
-        .map(|(key, _, _, value)| {
-            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-            let value = match value {
-                DebugValue::Counter(count) => count as f64,
-                DebugValue::Gauge(value) => value.into_inner(),
-                DebugValue::Histogram(_) => unreachable!("there is none"),
-            };
-            let name = key.key().name().trim_start_matches("postrider_inbox_");
-            (format!("{name} {}", labels.join(" ")).trim().to_owned(), value)
-        })
-        .collect()
 }

@@ -150,6 +150,26 @@ async fn on_sqlite_the_tables_can_be_made_by_a_connection_of_the_callers_own() {
     assert!(shop.is_autocommit());
 }
 
+#[tokio::test]
+async fn on_sqlite_effects_without_a_queue_are_forgotten_in_pieces() {
+    let site = Site::fresh(Kind::Sqlite).await;
+    let mut shop = shop(&site);
+    for number in 0..7 {
+        let mut tx = shop.transaction().unwrap();
+        sqlite::process(&mut tx, &key(&number.to_string()), at(number), |_| Ok::<_, rusqlite::Error>(())).unwrap();
+        tx.commit().unwrap();
+    }
+    // An inbox in the same file has not done with this one.
+    let _ = site.sqlite().record(&event("2"), Limits::default()).await.unwrap();
+    let pieces = [2, 2, 0].map(|_| sqlite::clean_effects(&shop, at(5), 2).unwrap());
+    assert_eq!(pieces, [2, 2, 0]);
+    for (number, is_known) in [(0, false), (1, false), (2, true), (3, false), (4, false), (5, true), (6, true)] {
+        let mut tx = shop.transaction().unwrap();
+        let again = sqlite::process(&mut tx, &key(&number.to_string()), at(9), |_| Ok::<_, rusqlite::Error>(()));
+        assert_eq!(again.unwrap() == Processed::SeenBefore, is_known, "{number}");
+    }
+}
+
 async fn pg_shop() -> (Site, Inbox<PostgresStore>, TestClock) {
     let site = Site::fresh(Kind::Postgres).await;
     connect(&site.address).await.batch_execute("CREATE TABLE paid (id TEXT)").await.unwrap();
@@ -292,4 +312,28 @@ async fn on_postgresql_tables_of_a_newer_version_are_left_alone() {
     postgres::migrate(&mut client).await.unwrap();
     client.execute("INSERT INTO postrider_inbox_schema VALUES (99)", &[]).await.unwrap();
     assert!(inbox.migrate().await.is_err());
+}
+
+#[tokio::test]
+async fn on_postgresql_effects_without_a_queue_are_forgotten_in_pieces() {
+    let (site, inbox, _) = pg_shop().await;
+    let mut client = connect(&site.address).await;
+    async fn process(client: &mut tokio_postgres::Client, number: i64, now: i64) -> Processed<()> {
+        let mut tx = client.transaction().await.unwrap();
+        let effect = async |_: &mut tokio_postgres::Transaction<'_>| Ok::<_, tokio_postgres::Error>(());
+        let processed = postgres::process(&mut tx, &key(&number.to_string()), at(now), effect).await.unwrap();
+        tx.commit().await.unwrap();
+        processed
+    }
+    for number in 0..7 {
+        assert_eq!(process(&mut client, number, number).await, Processed::Ran(()));
+    }
+    // An inbox in the same database has not done with this one.
+    let _ = inbox.store().record(&event("2"), Limits::default()).await.unwrap();
+    for piece in [2, 2, 0] {
+        assert_eq!(postgres::clean_effects(&client, at(5), 2).await.unwrap(), piece);
+    }
+    for (number, is_known) in [(0, false), (1, false), (2, true), (3, false), (4, false), (5, true), (6, true)] {
+        assert_eq!(process(&mut client, number, 9).await == Processed::SeenBefore, is_known, "{number}");
+    }
 }

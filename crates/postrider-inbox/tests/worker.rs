@@ -12,6 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use common::*;
+use metrics_util::debugging::DebuggingRecorder;
 use postrider_inbox::*;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -92,6 +93,28 @@ async fn an_error_of_any_kind_is_tried_again() {
     worker(&inbox, retry(3)).turn(parse).await.unwrap();
     let standing = inbox.standing().await.unwrap();
     assert_eq!((standing.queued, standing.dead), (1, 0));
+}
+
+#[tokio::test]
+async fn a_dead_event_says_all_that_its_error_came_from() {
+    async fn ask(_: Event) -> Result<(), Failure> {
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody listens");
+        Err(StoreError::unavailable(refused))?
+    }
+    let (inbox, _) = inbox();
+    queue(&inbox, 1).await;
+    worker(&inbox, retry(1)).turn(ask).await.unwrap();
+    let dead = inbox.dead(None, 1).await.unwrap();
+    assert_eq!(dead[0].reason, "the inbox's store cannot be reached, or refused: nobody listens");
+}
+
+#[tokio::test]
+async fn a_reason_without_end_is_cut() {
+    let (inbox, _) = inbox();
+    queue(&inbox, 1).await;
+    worker(&inbox, retry(5)).turn(async |_: Event| Err(Failure::never("x".repeat(1 << 20)))).await.unwrap();
+    let dead = inbox.dead(None, 1).await.unwrap();
+    assert!(dead[0].reason.len() <= 2_048, "{} bytes", dead[0].reason.len());
 }
 
 #[tokio::test]
@@ -351,12 +374,25 @@ async fn a_worker_stops_though_its_store_does_not_answer() {
     tokio::time::timeout(Duration::from_secs(2), worker.run(succeed, stop)).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_worker_stops_though_nobody_says_that_its_settlement_is_written() {
+    let inbox = Inbox::new(Flaky { is_settling_hung: true, ..Flaky::default() }, TestClock::new());
+    queue(&inbox, 1).await;
+    let worker = worker(&inbox, retry(5));
+    let stop = tokio::time::sleep(Duration::from_secs(1));
+    tokio::time::timeout(Duration::from_mins(2), worker.run(succeed, stop)).await.unwrap();
+    assert_eq!(inbox.standing().await.unwrap().queued, 1, "it is due again with its lease");
+}
+
 /// A store that is away now and then.
 #[derive(Default)]
 struct Flaky {
     inside: MemoryStore,
     settlements_refused: AtomicUsize,
     is_hung: bool,
+    is_settling_hung: bool,
+    /// Settlements that are written, and nobody hears of it.
+    answers_lost: AtomicUsize,
 }
 
 #[tokio::test(start_paused = true)]
@@ -366,6 +402,54 @@ async fn a_settlement_is_insisted_on_while_the_store_is_away() {
     queue(&inbox, 1).await;
     worker(&inbox, retry(5)).turn(succeed).await.unwrap();
     assert_eq!(inbox.standing().await.unwrap().queued, 0, "else it would be done twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_whose_answer_was_lost_is_no_lost_lease() {
+    async fn refuse(_: Event) -> Result<(), Failure> {
+        Err(Failure::never("no such order"))
+    }
+    async fn turn(seconds: i64, is_refused: bool) -> Vec<String> {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        // Tasks of the worker run on this thread, too.
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        // It goes on with every look: at the claim, before the handler, twice at the settlement, and when its answer comes.
+        let looks = AtomicUsize::new(0);
+        let clock = move || at(looks.fetch_add(1, Ordering::SeqCst) as i64 * seconds * 1_000);
+        let inbox = Inbox::new(Flaky { answers_lost: 1.into(), ..Flaky::default() }, clock);
+        queue(&inbox, 1).await;
+        let worker = worker(&inbox, retry(5));
+        match is_refused {
+            true => worker.turn(refuse).await.unwrap(),
+            false => worker.turn(succeed).await.unwrap(),
+        };
+        counted(&snapshotter).into_keys().collect()
+    }
+    assert_eq!(turn(10, false).await, ["processed_total source=shop"]);
+    assert_eq!(turn(10, true).await, ["dead_total source=shop", "failed_total source=shop"]);
+    let nothing: [&str; 0] = [];
+    assert_eq!(turn(15, false).await, nothing, "the lease is over: another worker may have taken it");
+}
+
+#[tokio::test]
+async fn a_lease_that_was_lost_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let (inbox, clock) = inbox();
+    queue(&inbox, 1).await;
+    let worker = worker(&inbox, retry(5));
+    let handler = move |_: Event| {
+        clock.advance(LEASE);
+        let (inbox, now) = (inbox.clone(), clock.now());
+        async move {
+            assert_eq!(inbox.store().claim(1, LEASE, now).await.unwrap().len(), 1, "another worker takes it");
+            Ok(())
+        }
+    };
+    worker.turn(handler).await.unwrap();
+    assert_eq!(counted(&snapshotter).into_keys().collect::<Vec<_>>(), ["leases_lost_total source=shop"]);
 }
 
 #[test]
@@ -402,12 +486,19 @@ impl Store for Flaky {
     }
 
     async fn settle(&self, ticket: &Ticket, settlement: &Settlement, now: Timestamp) -> Result<Settled, StoreError> {
+        if self.is_settling_hung {
+            std::future::pending::<()>().await;
+        }
         let left = self.settlements_refused.load(Ordering::SeqCst);
         if left > 0 {
             self.settlements_refused.store(left - 1, Ordering::SeqCst);
             return Err(StoreError::unavailable("away"));
         }
-        self.inside.settle(ticket, settlement, now).await
+        let settled = self.inside.settle(ticket, settlement, now).await;
+        match self.answers_lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
+            Ok(_) => Err(StoreError::unavailable("the answer was lost")),
+            Err(_) => settled,
+        }
     }
 
     async fn dead(&self, after: Option<&DeadCursor>, max: usize) -> Result<Vec<DeadEvent>, StoreError> {

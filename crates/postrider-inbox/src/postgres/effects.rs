@@ -1,11 +1,12 @@
 //! The record of an event and its effect, in the caller's own transaction.
 
-use tokio_postgres::Transaction;
+use tokio_postgres::{GenericClient, Transaction};
 
-use super::PostgresStore;
-use crate::{EventKey, Inbox, Processed, Timestamp, meters};
+use super::{FORGET_EFFECTS, PostgresStore};
+use crate::{EventKey, Inbox, Processed, StoreError, Timestamp, meters};
 
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProcessError<E> {
     /// What the effect said. Its record is undone, and whatever it had written.
     #[error(transparent)]
@@ -47,8 +48,7 @@ impl Inbox<PostgresStore> {
 
 /// As [`Inbox::process`], where the queue is elsewhere or there is none. [`migrate`](super::migrate) makes the table.
 ///
-/// Its record stays until something forgets it: [`Inbox::clean`] of an inbox over the same database, which goes by the retention alone
-/// where it has no such event. Let that be longer than an event may wait, or be dead, in a queue elsewhere.
+/// Its record stays until something forgets it: [`clean_effects`], or [`Inbox::clean`] of an inbox over the same database.
 pub async fn process<T, E>(
     tx: &mut Transaction<'_>,
     key: &EventKey,
@@ -58,6 +58,27 @@ pub async fn process<T, E>(
     let processed = process_within(tx, key, now, effect).await?;
     meters::effect(key.source.as_str(), &processed);
     Ok(processed)
+}
+
+/// Forgets up to `max` effects that were recorded before `before`, and says how many: for those who use [`process`] without an
+/// inbox, which cleans by itself. Call it from time to time, until it says 0.
+///
+/// **`before` must be older than any event that can still come again.** What is forgotten and comes after all has its effect a second
+/// time: a sender's last attempt (Postrider's within four days by default and thirty at most), what people send again later, and whatever
+/// waits or is dead in a queue elsewhere. Only of an inbox in this database is it known what waits or is dead, and such effects stay.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use postrider_inbox::{Clock, StoreError, SystemClock, postgres::clean_effects, tokio_postgres::Client};
+///
+/// async fn clean(client: &Client) -> Result<(), StoreError> {
+///     let before = SystemClock.now().before(Duration::from_hours(24 * 30));
+///     while clean_effects(client, before, 500).await? > 0 {}
+///     Ok(())
+/// }
+/// ```
+pub async fn clean_effects(client: &impl GenericClient, before: Timestamp, max: usize) -> Result<usize, StoreError> {
+    Ok(client.execute(FORGET_EFFECTS, &[&before.as_millis(), &(max as i64)]).await? as usize)
 }
 
 async fn process_within<T, E>(

@@ -3,36 +3,72 @@
 //! What survives is what the server is set to: with `synchronous_commit = off` a crash of the server takes events that were
 //! answered, and a failover to a replica that was not synchronous does, too.
 //!
-//! Calls have no time limit here. A server that is gone without a word is noticed when the pool's and the connection's own limits say so
-//! (the pool's `wait`, `create` and `recycle`; `connect_timeout`, `tcp_user_timeout`, keepalives): set them, or requests wait in place of
-//! being answered 503, and a worker that is told to stop waits for what it has to write.
+//! Each call has a time limit, ten seconds unless told ([`PostgresStore::with_time_limit`]), from waiting for a connection to the commit's
+//! answer. After it the call fails, so that a server which is gone without a word has requests answered 503 and lets a worker stop; and
+//! its connection is closed, not lent again. Whether the server has carried out what it was sent is then not known: an event that was
+//! recorded after all is a duplicate when it comes again. What runs on connections of the caller's own (`process`, [`clean_effects`],
+//! [`migrate()`]) has the limits that the caller sets.
 
 mod effects;
 
 pub use deadpool_postgres;
-pub use effects::{ProcessError, process};
+pub use effects::{ProcessError, clean_effects, process};
 pub use tokio_postgres;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::{Pool, PoolError, Transaction};
+use deadpool_postgres::{Client, Pool, PoolError, Transaction};
+use tokio::time::timeout;
 use tokio_postgres::{Error, GenericClient, IsolationLevel, Row, types::ToSql};
 
 use crate::{Event, EventKey, Place, Timestamp, event::headers, sequence::*, store::*};
 
 pub struct PostgresStore {
     pool: Pool,
+    time_limit: Duration,
 }
 
 impl PostgresStore {
     /// How the server is reached, and how securely, is the pool's to know. Tables are found by its `search_path`.
     pub fn new(pool: Pool) -> Self {
-        Self { pool }
+        Self { pool, time_limit: TIME_LIMIT_DEFAULT }
+    }
+
+    /// How long a call may take in all. Ten seconds unless told; less than the worker's lease, or what was done cannot be written down.
+    pub fn with_time_limit(self, time_limit: Duration) -> Self {
+        Self { time_limit, ..self }
     }
 
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    async fn call<R>(&self, verb: impl AsyncFnOnce(&mut Client) -> Result<R, StoreError>) -> Result<R, StoreError> {
+        let called = async {
+            let mut loan = Loan(None);
+            let result = verb(loan.0.insert(self.pool.get().await?)).await;
+            loan.end();
+            result
+        };
+        let late = |_| StoreError::unavailable(format!("PostgreSQL did not answer within {:?}", self.time_limit));
+        timeout(self.time_limit, called).await.map_err(late)?
+    }
+}
+
+/// A connection that a call has. If that is left in the middle, by its limit or because nobody waits for it any more, something is still on
+/// its way, and whoever had the connection next would wait for that, too: it is closed.
+struct Loan(Option<Client>);
+
+impl Loan {
+    fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        drop(self.0.take().map(Client::take));
     }
 }
 
@@ -58,195 +94,213 @@ pub async fn migrate(client: &mut impl GenericClient) -> Result<(), StoreError> 
 #[async_trait]
 impl Store for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
-        let mut client = self.pool.get().await?;
-        migrate(&mut **client).await
+        self.call(async |client| migrate(&mut ***client).await).await
     }
 
     async fn record(&self, event: &Event, limits: Limits) -> Result<Recorded, StoreError> {
-        let mut client = self.pool.get().await?;
-        let tx = begin(&mut client).await?;
-        let recorded = record(&tx, event, limits).await?;
-        match recorded {
-            Recorded::New { .. } => tx.commit().await?,
-            Recorded::Duplicate | Recorded::Full => tx.rollback().await?,
-        }
-        Ok(recorded)
+        self.call(async |client| {
+            let tx = begin(client).await?;
+            let recorded = record(&tx, event, limits).await?;
+            match recorded {
+                Recorded::New { .. } => tx.commit().await?,
+                Recorded::Duplicate | Recorded::Full => tx.rollback().await?,
+            }
+            Ok(recorded)
+        })
+        .await
     }
 
     async fn claim(&self, max: usize, lease: Duration, now: Timestamp) -> Result<Vec<Claim>, StoreError> {
-        let mut client = self.pool.get().await?;
-        let tx = begin(&mut client).await?;
-        let until = now.after(lease);
-        let arguments: [&(dyn ToSql + Sync); 3] = [&now.as_millis(), &(max as i64), &until.as_millis()];
-        // What another worker is about to take is passed over, not waited for.
-        let rows = query(
-            &tx,
-            "WITH due AS (
-                 SELECT source, id, due_at FROM postrider_inbox_events WHERE state = 0 AND due_at <= $1
-                 ORDER BY due_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED
-             ), taken AS (
-                 UPDATE postrider_inbox_events AS event SET due_at = $3, attempts = attempts + 1, fence = fence + 1
-                 FROM due WHERE event.source = due.source AND event.id = due.id
-                 RETURNING event.source, event.id, received_at, headers, body, ordering_key, number, arrival, attempts, fence,
-                     due.due_at AS was_due
-             )
-             SELECT * FROM taken ORDER BY was_due, source, id",
-            &arguments,
-        )
-        .await?;
-        tx.commit().await?;
-        let claims = rows.iter().map(|row| {
-            let event = event(row)?;
-            let ticket = Ticket { key: event.key.clone(), fence: row.get(9), until };
-            Ok(Claim { event, attempt: row.get::<_, i32>(8) as u32, ticket })
-        });
-        claims.collect()
+        self.call(async |client| {
+            let tx = begin(client).await?;
+            let until = now.after(lease);
+            let arguments: [&(dyn ToSql + Sync); 3] = [&now.as_millis(), &(max as i64), &until.as_millis()];
+            // What another worker is about to take is passed over, not waited for.
+            let rows = query(
+                &tx,
+                "WITH due AS (
+                     SELECT source, id, due_at FROM postrider_inbox_events WHERE state = 0 AND due_at <= $1
+                     ORDER BY due_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED
+                 ), taken AS (
+                     UPDATE postrider_inbox_events AS event SET due_at = $3, attempts = attempts + 1, fence = fence + 1
+                     FROM due WHERE event.source = due.source AND event.id = due.id
+                     RETURNING event.source, event.id, received_at, headers, body, ordering_key, number, arrival, attempts, fence,
+                         due.due_at AS was_due
+                 )
+                 SELECT * FROM taken ORDER BY was_due, source, id",
+                &arguments,
+            )
+            .await?;
+            tx.commit().await?;
+            let claims = rows.iter().map(|row| {
+                let event = event(row)?;
+                let ticket = Ticket { key: event.key.clone(), fence: row.get(9), until };
+                Ok(Claim { event, attempt: row.get::<_, i32>(8) as u32, ticket })
+            });
+            claims.collect()
+        })
+        .await
     }
 
     async fn settle(&self, ticket: &Ticket, settlement: &Settlement, now: Timestamp) -> Result<Settled, StoreError> {
-        let mut client = self.pool.get().await?;
-        let tx = begin(&mut client).await?;
-        let (source, id, fence) = (ticket.key.source.as_str(), ticket.key.id.as_str(), ticket.fence);
-        let rows = match settlement {
-            // Nobody needs the bytes any more. The row stays: by it the event is known.
-            Settlement::Done => {
-                let arguments: [&(dyn ToSql + Sync); 4] = [&source, &id, &fence, &now.as_millis()];
-                let statement = "UPDATE postrider_inbox_events SET state = 1, finished_at = $4, headers = '', body = ''
-                     WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
-                query(&tx, statement, &arguments).await?
+        self.call(async |client| {
+            let tx = begin(client).await?;
+            let (source, id, fence) = (ticket.key.source.as_str(), ticket.key.id.as_str(), ticket.fence);
+            let rows = match settlement {
+                // Nobody needs the bytes any more. The row stays: by it the event is known.
+                Settlement::Done => {
+                    let arguments: [&(dyn ToSql + Sync); 4] = [&source, &id, &fence, &now.as_millis()];
+                    let statement =
+                        "UPDATE postrider_inbox_events SET state = 1, finished_at = $4, headers = '', body = ''
+                         WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
+                    query(&tx, statement, &arguments).await?
+                }
+                Settlement::Again { due, reason } => {
+                    let arguments: [&(dyn ToSql + Sync); 5] = [&source, &id, &fence, &due.as_millis(), &text(reason)];
+                    let statement = "UPDATE postrider_inbox_events SET due_at = $4, reason = $5
+                         WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
+                    query(&tx, statement, &arguments).await?
+                }
+                Settlement::Dead { reason } => {
+                    let arguments: [&(dyn ToSql + Sync); 5] = [&source, &id, &fence, &now.as_millis(), &text(reason)];
+                    let statement = "UPDATE postrider_inbox_events SET state = 2, finished_at = $4, reason = $5
+                         WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
+                    query(&tx, statement, &arguments).await?
+                }
+            };
+            let Some(row) = rows.first() else { return Ok(Settled::LeaseLost) };
+            match settlement {
+                Settlement::Done | Settlement::Dead { .. } => {
+                    count(&tx, slot(&ticket.key), -1, -row.get::<_, i64>(0)).await?;
+                }
+                Settlement::Again { .. } => {}
             }
-            Settlement::Again { due, reason } => {
-                let arguments: [&(dyn ToSql + Sync); 5] = [&source, &id, &fence, &due.as_millis(), &text(reason)];
-                let statement = "UPDATE postrider_inbox_events SET due_at = $4, reason = $5
-                     WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
-                query(&tx, statement, &arguments).await?
-            }
-            Settlement::Dead { reason } => {
-                let arguments: [&(dyn ToSql + Sync); 5] = [&source, &id, &fence, &now.as_millis(), &text(reason)];
-                let statement = "UPDATE postrider_inbox_events SET state = 2, finished_at = $4, reason = $5
-                     WHERE source = $1 AND id = $2 AND fence = $3 AND state = 0 RETURNING size";
-                query(&tx, statement, &arguments).await?
-            }
-        };
-        let Some(row) = rows.first() else { return Ok(Settled::LeaseLost) };
-        match settlement {
-            Settlement::Done | Settlement::Dead { .. } => {
-                count(&tx, slot(&ticket.key), -1, -row.get::<_, i64>(0)).await?;
-            }
-            Settlement::Again { .. } => {}
-        }
-        tx.commit().await?;
-        Ok(Settled::Written)
+            tx.commit().await?;
+            Ok(Settled::Written)
+        })
+        .await
     }
 
     async fn dead(&self, after: Option<&DeadCursor>, max: usize) -> Result<Vec<DeadEvent>, StoreError> {
-        let client = self.pool.get().await?;
-        let (at, source, id) = match after {
-            Some(cursor) => (cursor.died_at.as_millis(), cursor.key.source.as_str(), cursor.key.id.as_str()),
-            None => (i64::MIN, "", ""),
-        };
-        let statement = client
-            .prepare_cached(
-                "SELECT source, id, received_at, headers, body, ordering_key, number, arrival, attempts, finished_at, reason
-                 FROM postrider_inbox_events WHERE state = 2 AND (finished_at, source, id) > ($1, $2, $3)
-                 ORDER BY finished_at, source, id LIMIT $4",
-            )
-            .await?;
-        let rows = client.query(&statement, &[&at, &source, &id, &(max as i64)]).await?;
-        let dead = rows.iter().map(|row| {
-            Ok(DeadEvent {
-                event: event(row)?,
-                attempts: row.get::<_, i32>(8) as u32,
-                died_at: Timestamp::from_millis(row.get(9)),
-                reason: row.get(10),
-            })
-        });
-        dead.collect()
+        self.call(async |client| {
+            let (at, source, id) = match after {
+                Some(cursor) => (cursor.died_at.as_millis(), cursor.key.source.as_str(), cursor.key.id.as_str()),
+                None => (i64::MIN, "", ""),
+            };
+            let statement = client
+                .prepare_cached(
+                    "SELECT source, id, received_at, headers, body, ordering_key, number, arrival, attempts, finished_at, reason
+                     FROM postrider_inbox_events WHERE state = 2 AND (finished_at, source, id) > ($1, $2, $3)
+                     ORDER BY finished_at, source, id LIMIT $4",
+                )
+                .await?;
+            let rows = client.query(&statement, &[&at, &source, &id, &(max as i64)]).await?;
+            let dead = rows.iter().map(|row| {
+                Ok(DeadEvent {
+                    event: event(row)?,
+                    attempts: row.get::<_, i32>(8) as u32,
+                    died_at: Timestamp::from_millis(row.get(9)),
+                    reason: row.get(10),
+                })
+            });
+            dead.collect()
+        })
+        .await
     }
 
     async fn replay(&self, key: &EventKey, now: Timestamp) -> Result<Replayed, StoreError> {
-        let mut client = self.pool.get().await?;
-        let tx = begin(&mut client).await?;
-        let rows = query(
-            &tx,
-            "UPDATE postrider_inbox_events SET state = 0, due_at = $3, finished_at = NULL, attempts = 0, fence = fence + 1
-             WHERE source = $1 AND id = $2 AND state = 2 RETURNING size",
-            &[&key.source.as_str(), &key.id.as_str(), &now.as_millis()],
-        )
-        .await?;
-        let Some(row) = rows.first() else { return Ok(Replayed::NotDead) };
-        count(&tx, slot(key), 1, row.get(0)).await?;
-        tx.commit().await?;
-        Ok(Replayed::Queued)
+        self.call(async |client| {
+            let tx = begin(client).await?;
+            let rows = query(
+                &tx,
+                "UPDATE postrider_inbox_events SET state = 0, due_at = $3, finished_at = NULL, attempts = 0, fence = fence + 1
+                 WHERE source = $1 AND id = $2 AND state = 2 RETURNING size",
+                &[&key.source.as_str(), &key.id.as_str(), &now.as_millis()],
+            )
+            .await?;
+            let Some(row) = rows.first() else { return Ok(Replayed::NotDead) };
+            count(&tx, slot(key), 1, row.get(0)).await?;
+            tx.commit().await?;
+            Ok(Replayed::Queued)
+        })
+        .await
     }
 
     async fn replay_dead(&self, until: Timestamp, max: usize, now: Timestamp) -> Result<usize, StoreError> {
-        let mut client = self.pool.get().await?;
-        let tx = begin(&mut client).await?;
-        let rows = query(
-            &tx,
-            "UPDATE postrider_inbox_events AS event
-             SET state = 0, due_at = $3, finished_at = NULL, attempts = 0, fence = fence + 1
-             FROM (SELECT source, id FROM postrider_inbox_events WHERE state = 2 AND finished_at <= $1
-                   ORDER BY finished_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED) AS dead
-             WHERE event.source = dead.source AND event.id = dead.id RETURNING event.source, event.id, size",
-            &[&until.as_millis(), &(max as i64), &now.as_millis()],
-        )
-        .await?;
-        let mut added = [(0, 0); SLOTS];
-        for row in &rows {
-            let (events, bytes) = &mut added[slot(&key(row)?) as usize];
-            *events += 1;
-            *bytes += row.get::<_, i64>(2);
-        }
-        // In one order for all, or two of these could wait for each other.
-        for (slot, (events, bytes)) in (0..).zip(added).filter(|(_, (events, _))| *events > 0) {
-            count(&tx, slot, events, bytes).await?;
-        }
-        tx.commit().await?;
-        Ok(rows.len())
+        self.call(async |client| {
+            let tx = begin(client).await?;
+            let rows = query(
+                &tx,
+                "UPDATE postrider_inbox_events AS event
+                 SET state = 0, due_at = $3, finished_at = NULL, attempts = 0, fence = fence + 1
+                 FROM (SELECT source, id FROM postrider_inbox_events WHERE state = 2 AND finished_at <= $1
+                       ORDER BY finished_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED) AS dead
+                 WHERE event.source = dead.source AND event.id = dead.id RETURNING event.source, event.id, size",
+                &[&until.as_millis(), &(max as i64), &now.as_millis()],
+            )
+            .await?;
+            let mut added = [(0, 0); SLOTS];
+            for row in &rows {
+                let (events, bytes) = &mut added[slot(&key(row)?) as usize];
+                *events += 1;
+                *bytes += row.get::<_, i64>(2);
+            }
+            // In one order for all, or two of these could wait for each other.
+            for (slot, (events, bytes)) in (0..).zip(added).filter(|(_, (events, _))| *events > 0) {
+                count(&tx, slot, events, bytes).await?;
+            }
+            tx.commit().await?;
+            Ok(rows.len())
+        })
+        .await
     }
 
     async fn clean(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        let client = self.pool.get().await?;
-        let mut forgotten = 0;
-        for statement in CLEANING {
-            let statement = client.prepare_cached(statement).await?;
-            forgotten += client.execute(&statement, &[&before.as_millis(), &(max as i64)]).await?;
-        }
-        Ok(forgotten as usize)
+        self.call(async |client| {
+            let mut forgotten = 0;
+            for statement in CLEANING {
+                let statement = client.prepare_cached(statement).await?;
+                forgotten += client.execute(&statement, &[&before.as_millis(), &(max as i64)]).await?;
+            }
+            Ok(forgotten as usize)
+        })
+        .await
     }
 
     async fn forget_dead(&self, before: Timestamp, max: usize) -> Result<usize, StoreError> {
-        let client = self.pool.get().await?;
-        let statement = client
-            .prepare_cached(
-                "DELETE FROM postrider_inbox_events WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_events
-                 WHERE state = 2 AND finished_at < $1 ORDER BY finished_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED)",
-            )
-            .await?;
-        Ok(client.execute(&statement, &[&before.as_millis(), &(max as i64)]).await? as usize)
+        self.call(async |client| {
+            let statement = client
+                .prepare_cached(
+                    "DELETE FROM postrider_inbox_events WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_events
+                     WHERE state = 2 AND finished_at < $1 ORDER BY finished_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED)",
+                )
+                .await?;
+            Ok(client.execute(&statement, &[&before.as_millis(), &(max as i64)]).await? as usize)
+        })
+        .await
     }
 
     async fn standing(&self) -> Result<Standing, StoreError> {
-        let client = self.pool.get().await?;
-        let row = client
-            .query_one(
-                "SELECT (SELECT sum(queued)::bigint FROM postrider_inbox_totals),
-                     (SELECT sum(bytes)::bigint FROM postrider_inbox_totals),
-                     (SELECT count(*) FROM postrider_inbox_events WHERE state = 2),
-                     (SELECT min(due_at) FROM postrider_inbox_events WHERE state = 0)",
-                &[],
-            )
-            .await?;
-        let number = |column| row.get::<_, i64>(column).max(0) as u64;
-        let due_first = row.get::<_, Option<i64>>(3).map(Timestamp::from_millis);
-        Ok(Standing { queued: number(0), queued_bytes: number(1), dead: number(2), due_first })
+        self.call(async |client| {
+            let row = client
+                .query_one(
+                    "SELECT (SELECT sum(queued)::bigint FROM postrider_inbox_totals),
+                         (SELECT sum(bytes)::bigint FROM postrider_inbox_totals),
+                         (SELECT count(*) FROM postrider_inbox_events WHERE state = 2),
+                         (SELECT min(due_at) FROM postrider_inbox_events WHERE state = 0)",
+                    &[],
+                )
+                .await?;
+            let number = |column| row.get::<_, i64>(column).max(0) as u64;
+            let due_first = row.get::<_, Option<i64>>(3).map(Timestamp::from_millis);
+            Ok(Standing { queued: number(0), queued_bytes: number(1), dead: number(2), due_first })
+        })
+        .await
     }
 }
 
 /// Whatever the database's default is: a second event of the same id must wait for the first and then see it.
-async fn begin(client: &mut deadpool_postgres::Client) -> Result<Transaction<'_>, StoreError> {
+async fn begin(client: &mut Client) -> Result<Transaction<'_>, StoreError> {
     Ok(client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await?)
 }
 
@@ -262,6 +316,21 @@ async fn query(
 async fn record(tx: &Transaction<'_>, event: &Event, limits: Limits) -> Result<Recorded, StoreError> {
     let (source, id, size) = (event.key.source.as_str(), event.key.id.as_str(), event.size());
     let (ordering_key, number) = event.place.as_ref().map(|place| (&place.ordering_key, place.number as i64)).unzip();
+    // Before the body is sent: one that is turned away must not cost the server what it would cost to keep it.
+    let standing = query(
+        tx,
+        "SELECT sum(queued)::bigint, sum(bytes)::bigint,
+             EXISTS (SELECT 1 FROM postrider_inbox_events WHERE source = $1 AND id = $2) FROM postrider_inbox_totals",
+        &[&source, &id],
+    )
+    .await?;
+    let total = |column| standing.first().map_or(0, |row| row.get::<_, i64>(column)).max(0) as u64;
+    if standing.first().is_some_and(|row| row.get(2)) {
+        return Ok(Recorded::Duplicate);
+    }
+    if limits.are_reached(total(0), total(1), size) {
+        return Ok(Recorded::Full);
+    }
     let inserted = query(
         tx,
         "INSERT INTO postrider_inbox_events (source, id, state, received_at, due_at, attempts, fence, size, headers, body,
@@ -279,13 +348,9 @@ async fn record(tx: &Transaction<'_>, event: &Event, limits: Limits) -> Result<R
         ],
     )
     .await?;
+    // Another one of the same id may have come in between; where it has not committed yet, it was waited for.
     if inserted.is_empty() {
         return Ok(Recorded::Duplicate);
-    }
-    let totals = query(tx, "SELECT sum(queued)::bigint, sum(bytes)::bigint FROM postrider_inbox_totals", &[]).await?;
-    let total = |column| totals.first().map_or(0, |row| row.get::<_, i64>(column)).max(0) as u64;
-    if limits.are_reached(total(0), total(1), size) {
-        return Ok(Recorded::Full);
     }
     let arrival = match &event.place {
         Some(place) => Some(arrive(tx, event, place).await?),
@@ -420,17 +485,21 @@ const STEPS: [&str; 1] = [r#"
 const CLEANING: [&str; 3] = [
     "DELETE FROM postrider_inbox_events WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_events
      WHERE state = 1 AND finished_at < $1 ORDER BY finished_at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED)",
-    // An effect whose event waits or is dead is what keeps it from happening again.
-    "DELETE FROM postrider_inbox_effects WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_effects AS old
-     WHERE at < $1 AND NOT EXISTS (SELECT 1 FROM postrider_inbox_events AS event
-         WHERE event.source = old.source AND event.id = old.id AND event.state <> 1)
-     ORDER BY at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED)",
+    FORGET_EFFECTS,
     // Asked again outside: it may have been used since it was found.
     "DELETE FROM postrider_inbox_sequences WHERE at < $1 AND (source, ordering_key) IN (SELECT source, ordering_key
      FROM postrider_inbox_sequences WHERE at < $1 ORDER BY at, source, ordering_key LIMIT $2 FOR UPDATE SKIP LOCKED)",
 ];
 
+/// An effect whose event waits or is dead is what keeps it from happening again.
+const FORGET_EFFECTS: &str =
+    "DELETE FROM postrider_inbox_effects WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_effects AS old
+     WHERE at < $1 AND NOT EXISTS (SELECT 1 FROM postrider_inbox_events AS event
+         WHERE event.source = old.source AND event.id = old.id AND event.state <> 1)
+     ORDER BY at, source, id LIMIT $2 FOR UPDATE SKIP LOCKED)";
+
 /// As many as the table has rows.
 const SLOTS: usize = 16;
+const TIME_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
 /// "inbox" in ASCII.
 const MIGRATION_LOCK: i64 = 0x69_6e_62_6f_78;

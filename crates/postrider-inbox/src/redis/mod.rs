@@ -49,6 +49,7 @@ struct Scripts {
 
 /// What survives a crash of the server, as far as it says how it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// `appendfsync always`: what was answered.
     Always,

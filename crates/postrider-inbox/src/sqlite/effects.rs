@@ -1,11 +1,12 @@
 //! The record of an event and its effect, in the caller's own transaction.
 
-use rusqlite::{Transaction, params};
+use rusqlite::{Connection, Transaction, params};
 
-use super::SqliteStore;
-use crate::{EventKey, Inbox, Processed, Timestamp, meters};
+use super::{FORGET_EFFECTS, SqliteStore};
+use crate::{EventKey, Inbox, Processed, StoreError, Timestamp, meters};
 
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProcessError<E> {
     /// What the effect said. Its record is undone, and whatever it had written.
     #[error(transparent)]
@@ -54,8 +55,7 @@ impl Inbox<SqliteStore> {
 
 /// As [`Inbox::process`], where the queue is elsewhere or there is none. [`migrate`](super::migrate) makes the table.
 ///
-/// Its record stays until something forgets it: [`Inbox::clean`] of an inbox over the same database, which goes by the retention alone
-/// where it has no such event. Let that be longer than an event may wait, or be dead, in a queue elsewhere.
+/// Its record stays until something forgets it: [`clean_effects`], or [`Inbox::clean`] of an inbox over the same database.
 pub fn process<T, E>(
     tx: &mut Transaction<'_>,
     key: &EventKey,
@@ -77,6 +77,29 @@ pub fn process<T, E>(
         (Err(_), Err(error)) => Err(error),
         (Err(error), Ok(_)) => Err(ProcessError::Record(error)),
     }
+}
+
+/// Forgets up to `max` effects that were recorded before `before`, and says how many: for those who use [`process`] without an
+/// inbox, which cleans by itself. Call it from time to time, until it says 0; between two calls other writers have their turn.
+///
+/// **`before` must be older than any event that can still come again.** What is forgotten and comes after all has its effect a second
+/// time: a sender's last attempt (Postrider's within four days by default and thirty at most), what people send again later, and whatever
+/// waits or is dead in a queue elsewhere. Only of an inbox in this file is it known what waits or is dead, and such effects stay.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let shop = postrider_inbox::rusqlite::Connection::open_in_memory()?;
+/// # postrider_inbox::sqlite::migrate(&shop)?;
+/// use std::time::Duration;
+/// use postrider_inbox::{Clock, SystemClock, sqlite::clean_effects};
+///
+/// let before = SystemClock.now().before(Duration::from_hours(24 * 30));
+/// while clean_effects(&shop, before, 500)? > 0 {}
+/// # Ok(())
+/// # }
+/// ```
+pub fn clean_effects(connection: &Connection, before: Timestamp, max: usize) -> Result<usize, StoreError> {
+    Ok(connection.prepare_cached(FORGET_EFFECTS)?.execute(params![before.as_millis(), max])?)
 }
 
 fn record(tx: &Transaction<'_>, key: &EventKey, now: Timestamp) -> Result<bool, rusqlite::Error> {

@@ -1,12 +1,12 @@
 //! SQLite: one file, which may be the one that the receiver's own tables are in.
 //!
 //! All goes through one thread with one connection, which commits for all who wait at once: a disk that syncs a hundred
-//! times a second still takes in thousands of events.
+//! times a second still takes in thousands of events. If more than 512 calls wait for it, further ones fail at once: a door answers 503.
 
 mod effects;
 mod writer;
 
-pub use effects::{ProcessError, process};
+pub use effects::{ProcessError, clean_effects, process};
 pub use rusqlite;
 
 use std::{path::Path, time::Duration};
@@ -371,13 +371,16 @@ const STEPS: [&str; 1] = ["
 const CLEANING: [&str; 3] = [
     "DELETE FROM postrider_inbox_events WHERE rowid IN (SELECT rowid FROM postrider_inbox_events
      WHERE state = 1 AND finished_at < ?1 ORDER BY finished_at, source, id LIMIT ?2)",
-    // An effect whose event waits or is dead is what keeps it from happening again.
-    "DELETE FROM postrider_inbox_effects WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_effects AS old
-     WHERE at < ?1 AND NOT EXISTS (SELECT 1 FROM postrider_inbox_events AS event
-         WHERE event.source = old.source AND event.id = old.id AND event.state <> 1)
-     ORDER BY at, source, id LIMIT ?2)",
+    FORGET_EFFECTS,
     "DELETE FROM postrider_inbox_sequences WHERE (source, ordering_key) IN (SELECT source, ordering_key
      FROM postrider_inbox_sequences WHERE at < ?1 ORDER BY at, source, ordering_key LIMIT ?2)",
 ];
+
+/// An effect whose event waits or is dead is what keeps it from happening again.
+const FORGET_EFFECTS: &str =
+    "DELETE FROM postrider_inbox_effects WHERE (source, id) IN (SELECT source, id FROM postrider_inbox_effects AS old
+     WHERE at < ?1 AND NOT EXISTS (SELECT 1 FROM postrider_inbox_events AS event
+         WHERE event.source = old.source AND event.id = old.id AND event.state <> 1)
+     ORDER BY at, source, id LIMIT ?2)";
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,6 +1,12 @@
 //! One thread with the connection: whatever has come since the last commit goes into the next one.
+//!
+//! What waits for it is bounded, and what nobody waits for any more is left out: while the file cannot be written, requests would otherwise
+//! pile up with their bodies, and be worked off long after their senders have given up.
 
-use std::{sync::mpsc, thread};
+use std::{
+    sync::mpsc::{self, TrySendError},
+    thread,
+};
 
 use rusqlite::Connection;
 use tokio::sync::oneshot;
@@ -8,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::StoreError;
 
 pub(super) struct Writer {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::SyncSender<Job>,
 }
 
 /// Does its work within the transaction, if one could be begun. What it returns is called after the commit, or with what
@@ -18,7 +24,7 @@ type Report = Box<dyn FnOnce(Result<(), String>)>;
 
 impl Writer {
     pub(super) fn start(connection: Connection) -> Result<Self, StoreError> {
-        let (jobs, waiting) = mpsc::channel();
+        let (jobs, waiting) = mpsc::sync_channel(WAITING_MAX);
         let thread = thread::Builder::new().name("postrider-inbox".to_owned());
         thread.spawn(move || work(&connection, &waiting)).map_err(StoreError::unavailable)?;
         Ok(Self { jobs })
@@ -30,6 +36,9 @@ impl Writer {
     ) -> Result<R, StoreError> {
         let (tell, told) = oneshot::channel();
         let job: Job = Box::new(move |begun| {
+            if tell.is_closed() {
+                return Box::new(|_| {});
+            }
             let result = begun.map_err(StoreError::unavailable).and_then(|db| in_savepoint(db, job));
             Box::new(move |committed| {
                 // Nobody listens any more if the sender hung up. The commit stands.
@@ -37,7 +46,10 @@ impl Writer {
             })
         });
         let gone = || StoreError::unavailable("the thread that writes has ended");
-        self.jobs.send(job).map_err(|_| gone())?;
+        self.jobs.try_send(job).map_err(|refused| match refused {
+            TrySendError::Full(_) => StoreError::unavailable(format!("{WAITING_MAX} others wait for the file")),
+            TrySendError::Disconnected(_) => gone(),
+        })?;
         told.await.map_err(|_| gone())?
     }
 }
@@ -83,3 +95,5 @@ fn in_savepoint<R>(db: &Connection, job: impl FnOnce(&Connection) -> Result<R, S
 
 /// So that nobody waits long for what came before.
 const BATCH_MAX: usize = 256;
+/// Two commits' worth. With bodies of a mebibyte, which a door lets in unless told, half a gibibyte.
+const WAITING_MAX: usize = 2 * BATCH_MAX;

@@ -1,9 +1,11 @@
 //! Stores of every kind on real servers, a clock of the test's making, and requests as Postrider signs them.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub mod proxy;
 pub mod redis_server;
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -13,6 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
+use metrics_util::debugging::{DebugValue, Snapshotter};
 use postrider_inbox::{
     Clock, Event, EventKey, MemoryStore, Place, PostgresStore, RedisStore, Retention, SqliteStore, Store, Timestamp,
     deadpool_postgres::{Manager, Pool},
@@ -180,4 +183,23 @@ pub fn signed(id: &str, body: &str, now: Timestamp) -> (HeaderMap, Bytes) {
         headers.insert(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
     }
     (headers, Bytes::from(body.to_owned()))
+}
+
+/// By their names without what all have in common, and their labels.
+pub fn counted(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    snapshotter
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, _, _, value)| {
+            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let value = match value {
+                DebugValue::Counter(count) => count as f64,
+                DebugValue::Gauge(value) => value.into_inner(),
+                DebugValue::Histogram(_) => unreachable!("there is none"),
+            };
+            let name = key.key().name().trim_start_matches("postrider_inbox_");
+            (format!("{name} {}", labels.join(" ")).trim().to_owned(), value)
+        })
+        .collect()
 }
