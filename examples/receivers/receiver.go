@@ -2,16 +2,18 @@
 //
 //	go mod init receiver
 //	go get github.com/standard-webhooks/standard-webhooks/libraries
-//	WEBHOOK_SECRET=whsec_... go run receiver.go
+//	WEBHOOK_SECRET=whsec_... go run receiver.go 8090
 package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
 	"os"
 	"sync"
+	"time"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
@@ -33,7 +35,7 @@ func enter(id string, body []byte) error {
 }
 
 func effect(id string, body []byte) error {
-	log.Println("entered", id)
+	fmt.Println("entered", id)
 	return nil
 }
 
@@ -43,6 +45,10 @@ func main() {
 		log.Fatal(err)
 	}
 	http.HandleFunc("/webhooks", func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength > bodyMax {
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+			return
+		}
 		// The bytes as they came: no JSON decoder in front.
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyMax))
 		var tooLarge *http.MaxBytesError
@@ -59,5 +65,7 @@ func main() {
 			w.WriteHeader(http.StatusNoContent) // a duplicate, too
 		}
 	})
-	log.Fatal(http.ListenAndServe("127.0.0.1:8090", nil))
+	// Without a limit, one who sends half a request holds a connection for ever.
+	server := http.Server{Addr: "127.0.0.1:" + os.Args[1], ReadTimeout: 10 * time.Second}
+	log.Fatal(server.ListenAndServe())
 }

@@ -1,6 +1,6 @@
 """Plays the lines of `vectors` to the receivers of the guide, as a sender would, and counts what they enter.
 
-    receivers.py <folder with node_modules>
+    receivers.py <folder with node_modules, and with go/receiver if that could be built>
 """
 
 import base64
@@ -80,6 +80,9 @@ def play(name, command, vector):
 # A module finds its packages by the folder that it lies in.
 script = shutil.copy(EXAMPLES / "receiver.mjs", sys.argv[1])
 receivers = {"receiver.py": [sys.executable, str(EXAMPLES / "receiver.py")], "receiver.mjs": ["node", str(script)]}
+built = Path(sys.argv[1], "go", "receiver")
+if built.exists():
+    receivers["receiver.go"] = [str(built)]
 count = 0
 for vector in map(json.loads, sys.stdin):
     for name, command in receivers.items():
