@@ -255,6 +255,7 @@ pub async fn make_application(world: &World, process: &Process, rate: Option<u32
         rate_limit: rate,
         rules: None,
         source: None,
+        pollers: None,
         metadata: Metadata::new(),
         created_at: now,
         updated_at: now,

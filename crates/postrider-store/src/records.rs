@@ -30,6 +30,8 @@ pub struct Application {
     pub rules: Option<String>,
     /// It is a source's, and this is what the source is: sealed by the caller, who alone can open it.
     pub source: Option<Vec<u8>>,
+    /// By which its messages are fetched: JSON, which the store does not look into.
+    pub pollers: Option<String>,
     pub metadata: Metadata,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,

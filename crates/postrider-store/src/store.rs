@@ -4,6 +4,7 @@ use crate::{
     AlarmTurn,
     callers::*,
     journal::*,
+    pollers::*,
     records::*,
     refused::*,
     shards::{Shards, Tenure},
@@ -246,6 +247,21 @@ pub trait Store: Send + Sync + 'static {
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError>;
     async fn audit(&self, filter: AuditFilter, page: Page<AuditKey>) -> Result<Vec<AuditEntry>, StoreError>;
 
+    // Fetching instead of being sent to.
+
+    /// No message is accepted any more with a key up to this one, and it is as great as can be had without
+    /// holding anyone up.
+    async fn horizon(&self, now: Timestamp) -> Result<MessageKey, StoreError>;
+    /// Reads an application's messages on from a place.
+    async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError>;
+    async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError>;
+    /// All of a poller, by name.
+    async fn consumers(&self, poller: PollerKey) -> Result<Vec<Consumer>, StoreError>;
+    /// Keeps where a consumer is, and tells how he stands now. `Full`, if he is new and there are `CONSUMERS_MAX` already.
+    async fn move_consumer(&self, stride: Stride, remember: Option<Remember>) -> Result<Consumer, PutError>;
+    /// One, or all. False if there was none.
+    async fn forget_consumers(&self, poller: PollerKey, name: Option<&str>) -> Result<bool, StoreError>;
+
     // What sources did not take.
 
     /// Notes requests that were refused. Of each source, the newest `REFUSED_MAX` are kept.
@@ -397,6 +413,9 @@ pub enum AcceptError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
+    /// There are as many as there can be.
+    #[error("there are as many as there can be")]
+    Full,
     /// A uid or a name that must be unique is in use.
     #[error("the name is taken")]
     Taken,

@@ -6,6 +6,7 @@
 
 use crate::{
     oauth::Oauth,
+    pollers::{self, Poller},
     rules::headers::{is_forbidden, is_sensitive},
     sources::{Source, Unusable},
     transport::{AddressGuard, ClientTls, EndpointUrl, UrlError, UrlRules},
@@ -50,6 +51,8 @@ pub struct AppEntry {
     pub application: Application,
     /// The source that it is, or that it should be one and cannot be read.
     pub source: Option<Result<Source, Unusable>>,
+    /// By which its messages are fetched, or that they cannot be read.
+    pub pollers: Result<Vec<Poller>, serde_json::Error>,
     /// What it says about how its endpoints are treated.
     pub layer: Layer,
     pub endpoints: Vec<Arc<EndpointEntry>>,
@@ -250,7 +253,8 @@ impl Directory {
             let found = self.store.endpoints(application.key, page).await?;
             if found.is_empty() {
                 let source = self.source(&application);
-                return Ok(AppEntry { generation, application, source, layer, endpoints });
+                let pollers = pollers::stored(application.pollers.as_deref());
+                return Ok(AppEntry { generation, application, source, pollers, layer, endpoints });
             }
             endpoints.extend(found.into_iter().map(|endpoint| Arc::new(self.prepare(&application, &layer, endpoint))));
         }

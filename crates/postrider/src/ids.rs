@@ -5,7 +5,7 @@
 //! up or down does not know the hash that belongs to them, and gets the answer for an unknown id.
 
 use postrider_engine::{AppKey, AttemptKey, EndpointKey, MessageKey};
-use postrider_store::{ApiKeyKey, AuditKey, By, OPERATIONAL, RefusedKey, TaskKey};
+use postrider_store::{ApiKeyKey, AuditKey, By, OPERATIONAL, PollerKey, RefusedKey, TaskKey};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use std::hash::Hasher;
 
@@ -21,6 +21,8 @@ pub enum Kind {
     AuditEntry,
     Source,
     Refused,
+    Poller,
+    Place,
 }
 
 impl Kind {
@@ -35,6 +37,8 @@ impl Kind {
             Kind::AuditEntry => "audit_",
             Kind::Source => "src_",
             Kind::Refused => "log",
+            Kind::Poller => "poll_",
+            Kind::Place => "iter_",
         }
     }
 
@@ -169,6 +173,21 @@ stored_key!(TaskKey, Kind::Task);
 stored_key!(ApiKeyKey, Kind::ApiKey);
 stored_key!(AuditKey, Kind::AuditEntry);
 stored_key!(RefusedKey, Kind::Refused);
+stored_key!(PollerKey, Kind::Poller);
+
+/// A place in an application's messages, which whoever reads on brings back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub MessageKey);
+
+impl PublicKey for Place {
+    const KIND: Kind = Kind::Place;
+    fn raw_key(self) -> i64 {
+        self.0.raw()
+    }
+    fn from_raw_key(raw: i64) -> Self {
+        Self(MessageKey::new(raw))
+    }
+}
 
 /// A source, which is known by its application's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +275,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [Kind; 9] = [
+    const KINDS: [Kind; 11] = [
         Kind::Application,
         Kind::Endpoint,
         Kind::Message,
@@ -266,6 +285,8 @@ mod tests {
         Kind::AuditEntry,
         Kind::Source,
         Kind::Refused,
+        Kind::Poller,
+        Kind::Place,
     ];
 
     fn codec() -> IdCodec {

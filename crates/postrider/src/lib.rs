@@ -24,6 +24,7 @@ mod kept_headers;
 pub mod keyring;
 pub mod oauth;
 pub mod outbox;
+pub mod pollers;
 pub mod rotation;
 pub mod rules;
 pub mod serve;

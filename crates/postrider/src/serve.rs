@@ -262,6 +262,7 @@ impl Server {
             setting.came_to("node_name", &settings.node_name)
         });
         let in_effect = in_effect.collect();
+        let public_url = settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned());
         let api = Arc::new(Api {
             guesses: http::guesses::Guesses::default(),
             key_guesses: http::guesses::Guesses::default(),
@@ -281,7 +282,7 @@ impl Server {
             clock: clock::now,
             rng: Mutex::new(system_rng()?),
             settings: ApiSettings {
-                public_url: settings.public_url.as_ref().map(|url| url.as_str().trim_end_matches('/').to_owned()),
+                public_url: public_url.clone(),
                 body_max: settings.body_max,
                 within_tls: settings.tls.is_some(),
                 https_only: settings.https_only,
@@ -296,6 +297,7 @@ impl Server {
             metrics_route(metrics, tops, Arc::clone(&api)).merge(http::router(api)),
             sessions,
             &settings.portal_frames,
+            public_url,
         );
         let limits = server::Limits {
             connections_max: settings.connections_max,

@@ -217,6 +217,7 @@ mod tests {
             rate_limit: None,
             rules: None,
             source: None,
+            pollers: None,
             metadata: Metadata::new(),
             created_at: NOW,
             updated_at: NOW,

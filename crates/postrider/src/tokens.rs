@@ -7,11 +7,12 @@ use crate::{
     config::{TokenAlgorithm, TokenKey, TokenSettings, readable_by_all},
     ids::IdCodec,
     keyring::Keyring,
+    pollers,
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use postrider_engine::{AppKey, Timestamp};
-use postrider_store::{Issued, TokenId};
+use postrider_store::{Issued, PollerKey, TokenId};
 use rand::{TryRng, rngs::SysRng};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -48,15 +49,17 @@ pub struct Access {
     pub capabilities: Vec<Capability>,
     /// Event types behind a flag are shown only to those who have it. `None`: all are shown.
     pub feature_flags: Option<Vec<String>>,
+    /// It is good for reading by this poller, and for nothing else.
+    pub poller: Option<PollerKey>,
 }
 
 impl Access {
     pub fn full() -> Self {
-        Self { capabilities: Capability::ALL.to_vec(), feature_flags: None }
+        Self { capabilities: Capability::ALL.to_vec(), feature_flags: None, poller: None }
     }
 
     pub fn read_only() -> Self {
-        Self { capabilities: vec![Capability::ViewBase], feature_flags: None }
+        Self { capabilities: vec![Capability::ViewBase], feature_flags: None, poller: None }
     }
 }
 
@@ -193,6 +196,17 @@ impl Tokens {
         })
     }
 
+    /// The token of a poller: the same for the same poller and the same name.
+    pub fn mint_poller(&self, app: AppKey, poller: PollerKey, token: &pollers::Token) -> Result<String, MintError> {
+        let at = Timestamp::from_millis;
+        self.mint(Claims {
+            org: Some(ENVIRONMENT.to_owned()),
+            capabilities: Some(Vec::new()),
+            poller: Some(self.ids.id_of(poller)),
+            ..Claims::named(token.name.clone(), self.ids.id_of(app), at(token.issued_at), at(token.expires_at))
+        })
+    }
+
     fn read(&self, token: &str, now: u64) -> Result<Read, &'static str> {
         let decoded = decode::<Claims>(token, &self.verifying, &self.validation).map_err(|_| "not signed by us")?;
         let Header { jku, jwk, x5u, x5c, crit, enc, zip, .. } = decoded.header;
@@ -228,7 +242,10 @@ impl Tokens {
         let of_this_environment = claims.org.as_ref().map(|org| org == ENVIRONMENT);
         if claims.sub == ENVIRONMENT {
             // A limit that this kind of token cannot carry is refused, not dropped.
-            let limited = claims.read_only.is_some() || claims.capabilities.is_some() || claims.session_id.is_some();
+            let limited = claims.read_only.is_some()
+                || claims.capabilities.is_some()
+                || claims.session_id.is_some()
+                || claims.poller.is_some();
             return match of_this_environment {
                 None | Some(true) if !limited => Ok(Principal::Environment),
                 None | Some(_) => Err("not a token for this environment"),
@@ -238,12 +255,16 @@ impl Tokens {
             return Err("another environment");
         }
         let app = self.ids.key_of::<AppKey>(&claims.sub).ok_or("another subject")?;
+        let poller = match &claims.poller {
+            Some(id) => Some(self.ids.key_of::<PollerKey>(id).ok_or("another poller")?),
+            None => None,
+        };
         // Without a list the token is one of the contract's plain ones, which may do everything in its application.
         let mut capabilities = claims.capabilities.unwrap_or_else(|| Capability::ALL.to_vec());
         if claims.read_only == Some(true) {
             capabilities.retain(|capability| *capability == Capability::ViewBase);
         }
-        let access = Access { capabilities, feature_flags: claims.feature_flags };
+        let access = Access { capabilities, feature_flags: claims.feature_flags, poller };
         Ok(Principal::Application { app, access })
     }
 
@@ -283,6 +304,9 @@ struct Claims {
     read_only: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     session_id: Option<String>,
+    /// Whoever brings it may read by this poller, and do nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    poller: Option<String>,
 }
 
 impl Claims {
@@ -319,20 +343,25 @@ impl Claims {
     fn new(sub: String, now: Timestamp, expires_in: Duration) -> Result<Self, MintError> {
         let mut jti = [0; 16];
         SysRng.try_fill_bytes(&mut jti).map_err(MintError::Random)?;
-        Ok(Self {
+        Ok(Self::named(BASE64_URL_SAFE_NO_PAD.encode(jti), sub, now, now.plus(expires_in)))
+    }
+
+    fn named(jti: String, sub: String, now: Timestamp, until: Timestamp) -> Self {
+        Self {
             iss: ISSUER.to_owned(),
             sub,
-            exp: unix_seconds(now.plus(expires_in)),
+            exp: unix_seconds(until),
             nbf: unix_seconds(now),
             iat: Some(unix_seconds(now)),
             iat_ms: u64::try_from(now.as_millis()).ok(),
-            jti: Some(BASE64_URL_SAFE_NO_PAD.encode(jti)),
+            jti: Some(jti),
             org: None,
             feature_flags: None,
             capabilities: None,
             read_only: None,
             session_id: None,
-        })
+            poller: None,
+        }
     }
 }
 
@@ -488,6 +517,7 @@ mod tests {
         let limited = Access {
             capabilities: vec![Capability::ViewBase, Capability::CreateAttempts],
             feature_flags: Some(vec!["beta".to_owned()]),
+            poller: None,
         };
         let life = Duration::from_secs(3600);
         for (token, expected) in [
@@ -516,6 +546,29 @@ mod tests {
                     assert!(read.from <= at && at < read.until, "{at:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_pollers_token_is_the_same_each_time_and_says_whose_it_is() {
+        let tokens = tokens();
+        let until = NOW.plus(Duration::from_secs(3600)).as_millis();
+        let token = |name: &str| {
+            let token = pollers::Token { name: name.to_owned(), issued_at: NOW.as_millis(), expires_at: until };
+            tokens.mint_poller(APP, PollerKey(9), &token).expect("minted")
+        };
+        assert_eq!(token("a"), token("a"));
+        assert_ne!(token("a"), token("b"));
+        let access = Access { capabilities: vec![], feature_flags: None, poller: Some(PollerKey(9)) };
+        let read = tokens.verify(&token("a"), NOW).expect("good");
+        assert_eq!(read.principal, Principal::Application { app: APP, access });
+        assert_eq!(read.name.as_deref(), Some("a"));
+        for claims in [
+            json!({ "poller": ids().id_of(PollerKey(9)) }),
+            json!({ "poller": "poll_x", "sub": ids().id_of(APP), "org": ENVIRONMENT }),
+            json!({ "poller": ids().id_of(APP), "sub": ids().id_of(APP), "org": ENVIRONMENT }),
+        ] {
+            assert_eq!(who(&tokens, &with(claims.clone()), NOW), Err(TokenError), "{claims}");
         }
     }
 

@@ -568,7 +568,10 @@ async fn others_look_as_if_they_did_not_exist(store: StoreKind) {
 async fn a_limited_token_does_what_it_was_made_for(store: StoreKind) {
     let (house, app, _) = house_with_endpoint(store).await;
     let only = |capability| {
-        house.app_token(&app, &Access { capabilities: vec![Capability::ViewBase, capability], feature_flags: None })
+        house.app_token(
+            &app,
+            &Access { capabilities: vec![Capability::ViewBase, capability], feature_flags: None, poller: None },
+        )
     };
     let (view, secret) = (only(Capability::ViewBase), only(Capability::ViewEndpointSecret));
     let (manage, attempt) = (only(Capability::ManageEndpoint), only(Capability::CreateAttempts));

@@ -120,6 +120,7 @@ impl Bench {
             rate_limit: None,
             rules: None,
             source: None,
+            pollers: None,
             metadata: BTreeMap::new(),
             created_at: now,
             updated_at: now,

@@ -115,6 +115,7 @@ fn needed(operation: &str) -> Option<Scope> {
         ("ingest", "endpoint.get-headers" | "endpoint.transformation.get") => Some(Scope::Read),
         ("application", "preview-schedule") => Some(Scope::Read),
         ("message", "find" | "search-all") => Some(Scope::Read),
+        ("message", "poller.list" | "poller.poll" | "poller.list-consumers") => Some(Scope::Read),
         ("statistics", _) | (_, "list" | "get" | "count" | "tail" | "search") => Some(Scope::Read),
         (_, verb) if verb.starts_with("get-") || verb.starts_with("list-") => Some(Scope::Read),
         (_, _) => Some(Scope::Manage),

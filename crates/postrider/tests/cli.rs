@@ -202,6 +202,7 @@ fn a_token_needs_the_keys_and_nothing_else() {
                 access: Access {
                     capabilities: vec![Capability::ViewBase, Capability::CreateAttempts, Capability::ManageEndpoint],
                     feature_flags: None,
+                    poller: None,
                 },
             },
         ),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead, BufReader, Lines},
+    io::{BufRead, BufReader, Lines, Write},
     process::{Child, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -18,6 +18,7 @@ use support::{
     eventually,
     receiver::{Answer, Receiver as Subscriber},
     server::Server,
+    stores::spoil_source,
 };
 use tempfile::TempDir;
 
@@ -611,5 +612,122 @@ async fn a_source_is_made_listed_and_given_another_url_and_its_log_read() {
     ] {
         let (ended, _, stderr) = world.run(arguments);
         assert!(ended == Some(code) && stderr.contains(said), "{arguments:?}: {ended:?} {stderr}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poller_is_made_and_fetched_by_and_deleted() {
+    let world = World::start().await;
+    world.done(&["send", "--app", "shop", "--create-app", "--event-type", "order.paid", "{}"]);
+    let made = world.done(&["pollers", "create", "--app", "shop", "--uid", "till", "--description", "Shop till"]);
+    assert!(made.starts_with("poll_"), "{made}");
+    let [listed] = &world.lines(&["pollers", "list", "--app", "shop"])[..] else { panic!("one poller") };
+    assert_eq!((&listed["id"], &listed["uid"]), (&json!(made.trim()), &json!("till")));
+    assert!(world.done(&["pollers", "list", "--app", "shop"]).contains("Shop till"));
+    for number in 0..3 {
+        world.done(&["send", "--app", "shop", "--event-type", "order.paid", &format!("{{\"n\": {number}}}")]);
+    }
+    let token = world.done(&["pollers", "token", "--app", "shop", "till"]);
+    let fetch = ["pollers", "fetch", "--app", "shop", "till", "--consumer", "me", "--token", token.trim()];
+    let first = world.lines(&[&fetch[..], &["--limit", "2"]].concat());
+    assert_eq!(first.iter().map(|message| &message["payload"]["n"]).collect::<Vec<_>>(), [0, 1]);
+    let rest = world.lines(&fetch);
+    assert_eq!(rest.iter().map(|message| &message["payload"]["n"]).collect::<Vec<_>>(), [2]);
+    assert!(world.lines(&fetch).is_empty());
+    let [consumer] = &world.lines(&["pollers", "consumers", "--app", "shop", "till"])[..] else { panic!("one") };
+    assert_eq!(consumer["consumerId"], "me");
+    assert!(world.done(&["pollers", "consumers", "--app", "shop", "till"]).contains("me"));
+    world.done(&["pollers", "seek", "--app", "shop", "till", "--consumer", "me", "--after", "1h"]);
+    assert_eq!(world.lines(&fetch).len(), 4, "what was before it, too");
+
+    let another = world.done(&["pollers", "token", "--app", "shop", "till", "--rotate", "--overlap", "0"]);
+    assert_ne!(another, token);
+    for (arguments, code, said) in [
+        (&fetch[..], 1, "did not accept the token"),
+        (&["pollers", "fetch", "--app", "shop", "nowhere", "--consumer", "me"], 1, "404"),
+        (&["pollers", "create", "--app", "shop", "--uid", "till"], 1, "has this uid"),
+        (&["pollers", "create", "--app", "shop", "--event-type", "never.heard"], 1, "never.heard"),
+        (&["pollers", "token", "--app", "shop", "till", "--overlap", "5"], 2, "--rotate"),
+    ] {
+        let (ended, _, stderr) = world.run(arguments);
+        assert!(ended == Some(code) && stderr.contains(said), "{arguments:?}: {ended:?} {stderr}");
+    }
+    world.done(&["pollers", "forget", "--app", "shop", "till", "--consumer", "me"]);
+    assert!(world.lines(&["pollers", "consumers", "--app", "shop", "till"]).is_empty());
+    world.done(&["pollers", "delete", "--app", "shop", "till"]);
+    assert!(world.lines(&["pollers", "list", "--app", "shop"]).is_empty());
+}
+
+/// Not on the command line, which others on the machine can read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_secret_of_a_source_comes_by_a_file_standard_input_or_a_variable() {
+    let mut world = World::start().await;
+    let file = world.folder.path().join("secret.txt");
+    fs::write(&file, "s3cret\r\n").expect("written");
+    let empty = world.folder.path().join("empty.txt");
+    fs::write(&empty, "\n").expect("written");
+    let (file, empty) = (file.to_str().expect("text"), empty.to_str().expect("text"));
+    let run = |world: &World, more: &[&str], variable: &str, input: &str| {
+        let arguments = [&["sources", "create", "--name", "Some"], more].concat();
+        let mut command = postrider(world.folder.path(), &arguments);
+        command.env("POSTRIDER_URL", world.server.url()).env("POSTRIDER_TOKEN", world.server.token());
+        command.env("POSTRIDER_SECRET", variable).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        // It may end without having read.
+        let _ = child.stdin.take().expect("its input").write_all(input.as_bytes());
+        ended(&child.wait_with_output().expect("it ends"))
+    };
+    let token = r#"{"header": "x-vapi-secret"}"#;
+    for (more, variable, input) in [
+        (&["--type", "vapi", "--secret-file", file][..], "", ""),
+        (&["--type", "vapi", "--secret-file", file], "another", ""),
+        (&["--type", "vapi", "--secret-file", "-"], "", "s3cret\n"),
+        (&["--type", "vapi", "--secret-file", "-"], "another", "s3cret"),
+        (&["--type", "vapi"], "s3cret", ""),
+        (&["--type", "vapi", "--secret", "s3cret"], "another", ""),
+        (&["--type", "vapi", "--config", r#"{"secret": "s3cret"}"#], "another", ""),
+        // What the type calls it, beside what else it wants.
+        (&["--type", "token", "--config", token, "--secret-file", file], "", ""),
+        (&["--type", "token", "--config", token], "s3cret", ""),
+    ] {
+        let (code, stdout, stderr) = run(&world, more, variable, input);
+        assert_eq!(code, Some(0), "{more:?}: {stderr}");
+        let path = stdout.trim().strip_prefix(&world.server.url()).expect("it is ours").to_owned();
+        for (given, expected) in [("s3cret", 200), ("another", 401)] {
+            let headers = [("x-vapi-secret", given)];
+            let (status, _) = world.api.send(http::Method::POST, &path, &headers, "{}").await.expect("an answer");
+            assert_eq!(status.as_u16(), expected, "{more:?} {given:?}");
+        }
+    }
+    let before = world.lines(&["sources", "list"]).len();
+    for (more, code, said) in [
+        (&["--type", "vapi", "--secret-file", empty][..], 2, "there is no secret in"),
+        (&["--type", "vapi", "--secret-file", "-"], 2, "there is no secret in -"),
+        (&["--type", "vapi", "--secret-file", "nowhere.txt"], 1, "reading the secret from nowhere.txt"),
+        (&["--type", "vapi", "--secret-file", file, "--secret", "x"], 2, "cannot be used with"),
+        (&["--type", "vapi", "--secret-file", file, "--config", r#"{"secret": "x"}"#], 2, "give it once"),
+        (&["--type", "vapi", "--secret-file", file, "--config", "[]"], 2, "must be an object"),
+        (&["--type", "generic-webhook", "--secret-file", file], 1, "this type has none"),
+    ] {
+        let (ended, stdout, stderr) = run(&world, more, "", "");
+        assert!(ended == Some(code) && stderr.contains(said), "{more:?}: {ended:?} {stderr}");
+        assert!(!format!("{stdout}{stderr}").contains("s3cret"), "{more:?}: {stderr}");
+    }
+    assert_eq!(world.lines(&["sources", "list"]).len(), before, "nothing was made");
+    let (code, _, stderr) = run(&world, &["--type", "generic-webhook"], "for something else", "");
+    assert_eq!(code, Some(0), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_cannot_be_read_is_told_of() {
+    let mut world = World::start().await;
+    world.done(&["sources", "create", "--name", "Spoiled", "--type", "generic-webhook"]);
+    world.server.stop();
+    spoil_source(&world.server, "Spoiled").await;
+    world.server.start_again();
+    for more in [&[][..], &["--json"]] {
+        let (code, stdout, stderr) = world.run(&[&["sources", "list"], more].concat());
+        assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
+        assert!(stderr.contains("(Spoiled) cannot be read") && !stderr.contains("there are no"), "{stderr}");
     }
 }

@@ -55,6 +55,7 @@ each_law!(
     rules,
     schedule_algebra,
     signature_header,
+    sources,
     stored_rows,
     times,
     tokens,

@@ -3,11 +3,14 @@
 
 mod support;
 
+use hmac::{Hmac, KeyInit, Mac};
 use http::Method;
 use serde_json::{Value, json};
+use sha2::Sha256;
 use std::collections::{BTreeMap, BTreeSet};
 use support::{
     api::Client,
+    cluster::Cluster,
     eventually,
     receiver::Receiver,
     server::Server,
@@ -73,6 +76,52 @@ async fn every_event_comes_through_two_deployments_that_are_killed_and_none_twic
     let ids: BTreeSet<&str> = kept.iter().map(|message| message["eventId"].as_str().expect("an id")).collect();
     assert_eq!((kept.len() as u64, ids.len() as u64), (EVENTS, EVENTS), "one message for each event");
     assert!(ids.iter().all(|id| id.starts_with("from.msg_")), "{ids:?}");
+}
+
+/// What one node is told holds at the others: a URL that has ended takes nothing any more, whoever is asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_url_that_has_ended_takes_nothing_at_another_node() {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(2, &[])).await.expect("two nodes");
+    let [one, two] = [0, 1].map(|node| Client::new(cluster.nodes[node].server.address(), cluster.token()));
+    let (mut one, mut two) = (one, two);
+    let wanted = json!({"name": "GitHub", "type": "github", "config": {"secret": "s"}});
+    let source = one.create("/ingest/api/v1/source", &wanted).await;
+    let path_of = |url: &Value| {
+        let url = url.as_str().expect("a URL");
+        url[url.find("/ingest/in/").expect("a path of ours")..].to_owned()
+    };
+    let rotate = format!("/ingest/api/v1/source/{}/token/rotate", source["id"].as_str().expect("an id"));
+    let mut paths = vec![path_of(&source["ingestUrl"])];
+    let body = r#"{"ref":"main"}"#;
+    let mut deliver = async |path: &str, id: &str| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(b"s").expect("any length");
+        mac.update(body.as_bytes());
+        let signature: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let signature = format!("sha256={signature}");
+        let headers = [("x-hub-signature-256", &*signature), ("x-github-delivery", id), ("x-github-event", "push")];
+        two.send(Method::POST, path, &headers, body).await.expect("an answer").0.as_u16()
+    };
+    // So that the other node knows the source as it was.
+    let known =
+        eventually("a node that knows it", async || Some(deliver(&paths[0], "first").await).filter(|it| *it == 200));
+    known.await;
+    for round in 0..5 {
+        for _ in 0..2 {
+            paths.push(path_of(&one.create(&rotate, &json!({})).await["ingestUrl"]));
+        }
+        let [.., ended, before, now] = &paths[..] else { panic!("three at least") };
+        // At once: it was answered that the URL has changed.
+        assert_eq!(deliver(ended, &format!("ended-{round}")).await, 404, "round {round}");
+        for (path, id) in [(before, "before"), (now, "now")] {
+            let id = format!("{id}-{round}");
+            eventually("the new URLs", async || Some(deliver(path, &id).await).filter(|status| *status == 200)).await;
+        }
+    }
+    let app = source["appId"].as_str().expect("an id");
+    let kept: Vec<Value> = one.list(&format!("/api/v1/app/{app}/msg")).await.expect("a list");
+    assert!(kept.iter().all(|message| !message["eventId"].as_str().expect("it").starts_with("ended")), "{kept:?}");
+    assert_eq!(kept.len(), 11);
+    tokio::task::spawn_blocking(move || drop(cluster)).await.expect("they end");
 }
 
 /// Until it is known to be stored: a connection that broke says nothing about that.

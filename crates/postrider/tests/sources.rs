@@ -12,11 +12,16 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use postrider_signature::{SVIX_HEADERS, Secret, SigningKey, sign};
 use serde_json::{Value, json};
 use sha2::Sha256;
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 use support::{
     eventually,
     receiver::Answer,
     server::Server,
-    stores::{StoreKind, on_both_stores},
+    stores::{StoreKind, on_both_stores, spoil_source},
     world::{World, hasty},
 };
 use svix::{
@@ -28,6 +33,10 @@ use svix::{
         IngestEndpointUpsertIn, IngestSourceConsumerPortalAccessIn, IngestSourceIn, IngestSourceInConfig,
         IngestSourceOutConfig, StripeConfig,
     },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
 };
 
 on_both_stores! {
@@ -43,6 +52,9 @@ on_both_stores! {
     a_flood_at_one_source_leaves_room_in_the_log_of_another,
     what_is_refused_is_in_the_log_with_its_reason,
     a_service_that_asks_first_is_answered,
+    a_source_that_cannot_be_read_is_listed_apart,
+    a_source_takes_http2,
+    bodies_that_come_in_pieces_are_taken_and_slow_ones_are_not,
     the_old_url_holds_on_after_a_rotation,
     a_source_is_not_among_the_applications,
     a_source_outlives_a_kill_and_what_it_took_can_be_replayed,
@@ -615,6 +627,22 @@ async fn a_service_that_asks_first_is_answered(store: StoreKind) {
     assert_eq!(post(&url, &[], body).await.status, 401, "not to anybody");
     assert_eq!(messages(&mut world, &source).await.len(), 0, "a question is no event");
 
+    let (source, url) = make(&mut world, json!({"name": "Zoom", "type": "zoom", "config": secret})).await;
+    let body = br#"{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"},"event_ts":1654503849680}"#;
+    let signature = format!("v0={}", hex(&hmac256("s", &[b"v0:", time.as_bytes(), b":", body])));
+    let headers = [("x-zm-signature", signature.as_str()), ("x-zm-request-timestamp", time.as_str())];
+    let reply = post(&url, &headers, body).await;
+    assert_eq!((reply.status, &reply.headers["content-type"]), (200, &"application/json".parse().expect("a value")));
+    let signed = hex(&hmac256("s", &[b"qgg8vlvZRS6UYooatFL8Aw"]));
+    let expected = json!({"plainToken": "qgg8vlvZRS6UYooatFL8Aw", "encryptedToken": signed});
+    assert_eq!(serde_json::from_str::<Value>(&reply.body).expect("JSON"), expected);
+    assert_eq!(post(&url, &[], body).await.status, 401, "not to anybody");
+    let stale = (now() - 600).to_string();
+    let signature = format!("v0={}", hex(&hmac256("s", &[b"v0:", stale.as_bytes(), b":", body])));
+    let headers = [("x-zm-signature", signature.as_str()), ("x-zm-request-timestamp", stale.as_str())];
+    assert_eq!(post(&url, &headers, body).await.status, 401, "nor to whom has kept an old one");
+    assert_eq!(messages(&mut world, &source).await.len(), 0, "a question is no event");
+
     let meta = json!({"secret": "s", "verifyToken": "agreed"});
     let (_, url) = make(&mut world, json!({"name": "Meta", "type": "meta", "config": meta})).await;
     let ask = async |token: &str| {
@@ -752,4 +780,133 @@ async fn a_source_outlives_a_kill_and_what_it_took_can_be_replayed(store: StoreK
 
 fn old_address(url: &str) -> String {
     url.split('/').nth(2).expect("an address").to_owned()
+}
+
+/// Its type is not known, without which the contract has no source. So it is in no list that a client of the contract reads.
+async fn a_source_that_cannot_be_read_is_listed_apart(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let (good, good_url) = make(&mut world, json!({"name": "Good", "type": "generic-webhook"})).await;
+    let wanted = json!({"name": "Spoiled", "uid": "bad", "type": "generic-webhook", "metadata": {"team": "a"}});
+    let (spoiled, url) = make(&mut world, wanted.clone()).await;
+    let list: Value = world.client.get("/ingest/api/v1/source").await.expect("a list");
+    assert_eq!(list.get("unreadable"), None, "{list}");
+    world.server.stop();
+    spoil_source(&world.server, "Spoiled").await;
+    world.start_again();
+
+    let list: Value = world.client.get("/ingest/api/v1/source").await.expect("a list");
+    let ids: Vec<&Value> = list["data"].as_array().expect("a list").iter().map(|source| &source["id"]).collect();
+    assert_eq!((ids, &list["done"]), (vec![&good["id"]], &json!(true)), "{list}");
+    let told = &list["unreadable"][0];
+    for field in ["id", "uid", "name", "metadata", "appId", "createdAt"] {
+        assert_eq!(told[field], spoiled[field], "{field}: {list}");
+    }
+    assert_eq!((list["unreadable"].as_array().map(Vec::len), told.get("ingestUrl")), (Some(1), None), "{list}");
+    let official = client(&world).ingest().source().list(None).await.expect("the official client reads it");
+    assert_eq!(official.data.len(), 1);
+    // One at a time.
+    let first: Value = world.client.get("/ingest/api/v1/source?limit=1").await.expect("a list");
+    let next = first["iterator"].as_str().expect("more");
+    let second: Value = world.client.get(&format!("/ingest/api/v1/source?limit=1&iterator={next}")).await.expect("it");
+    assert_eq!((&second["data"], &second["unreadable"][0]["id"]), (&json!([]), &spoiled["id"]), "{second}");
+
+    let there = |url: &str| url.replace(&old_address(url), &world.server.address().to_string());
+    assert_eq!(post(&there(&url), &[], b"{}").await.status, 503);
+    assert_eq!(post(&there(&good_url), &[], b"{}").await.status, 200, "the others go on");
+    // Put back, it is one again, with another URL.
+    let put = world.client.send(Method::PUT, "/ingest/api/v1/source/bad", &[], &wanted.to_string()).await;
+    let (status, answer) = put.expect("an answer");
+    assert_eq!(status, 200, "{answer:?}");
+    let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+    assert_eq!(answer["id"], spoiled["id"]);
+    assert_eq!(post(answer["ingestUrl"].as_str().expect("a URL"), &[], b"{}").await.status, 200);
+    let list: Value = world.client.get("/ingest/api/v1/source").await.expect("a list");
+    assert_eq!(list.get("unreadable"), None, "{list}");
+}
+
+/// Where the address says what `Host` does otherwise, which some services sign.
+async fn a_source_takes_http2(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let (source, url) =
+        make(&mut world, json!({"name": "HubSpot", "type": "hubspot", "config": {"secret": "s"}})).await;
+    add_endpoint(&mut world, &source, "/in").await;
+    let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Full<Bytes>>();
+    let send = async |url: &str, signature: &str, at: &str, body: &'static [u8]| {
+        let request = Request::post(url)
+            .header("content-type", "application/json")
+            .header("x-hubspot-signature-v3", signature)
+            .header("x-hubspot-request-timestamp", at)
+            .body(Full::from(body))
+            .expect("a request");
+        let answer = client.request(request).await.expect("an answer");
+        assert_eq!(answer.version(), http::Version::HTTP_2);
+        answer.status().as_u16()
+    };
+    let (at, body) = (format!("{}000", now()), br#"[{"subscriptionType":"contact.creation"}]"#);
+    let signature = BASE64_STANDARD.encode(hmac256("s", &[b"POST", url.as_bytes(), body, at.as_bytes()]));
+    assert_eq!(send(&url, &signature, &at, body).await, 200, "{:?}", log(&mut world, &source, 0).await);
+    assert_eq!(send(&url, &signature, &at, b"[]").await, 401);
+    assert_eq!(send(&format!("{}x", &url[..url.len() - 1]), &signature, &at, body).await, 404);
+    let arrived = world.receiver.wait_for("/in", 1).await;
+    assert_eq!(arrived[0].body, body[..]);
+    let kept = messages(&mut world, &source).await;
+    assert_eq!((kept.len(), &kept[0]["eventType"]), (1, &json!("contact.creation")));
+}
+
+async fn bodies_that_come_in_pieces_are_taken_and_slow_ones_are_not(store: StoreKind) {
+    let mut world = World::start_on(store).await;
+    let (source, url) = make(&mut world, json!({"name": "Any", "type": "generic-webhook"})).await;
+    let path = url.strip_prefix(&world.server.url()).expect("ours");
+    let address = world.server.address();
+    let head =
+        |more: &str| format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{more}\r\n\r\n");
+    let chunked = head("transfer-encoding: chunked\r\nconnection: close");
+    let whole = format!("{chunked}2\r\n{{\"\r\n5;ext=1\r\na\":1}}\r\n0\r\n\r\n");
+    assert!(say(address, &whole).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(messages(&mut world, &source).await[0]["payload"], json!({"a": 1}), "as one piece");
+    let too_large = format!("{chunked}{:x}\r\n{}\r\n0\r\n\r\n", 1024 * 1024 + 1, "x".repeat(1024 * 1024 + 1));
+    assert!(say(address, &too_large).await.starts_with("HTTP/1.1 413"));
+    let broken = say(address, &format!("{chunked}2\r\n{{}}\r\nnonsense\r\n")).await;
+    assert!(broken.starts_with("HTTP/1.1 400"), "{broken}");
+
+    let (told, begun) = (head("content-length: 100000"), format!("{}fffff\r\n", head("transfer-encoding: chunked")));
+    let slow = futures_util::future::join(drip(address, &told), drip(address, &begun)).await;
+    for (heard, took) in [slow.0, slow.1] {
+        assert!(heard.starts_with("HTTP/1.1 408") && heard.contains("request_timeout"), "{heard}");
+        assert!(took >= Duration::from_secs(5), "after {took:?}");
+    }
+    assert_eq!(messages(&mut world, &source).await.len(), 1, "nothing else was stored");
+    let kept = log(&mut world, &source, 4).await;
+    let statuses: BTreeSet<u64> = kept.iter().map(|refused| refused["status_code"].as_u64().expect("it")).collect();
+    assert_eq!(statuses, [400, 408, 413].into());
+}
+
+/// All that is said before the other side hangs up.
+async fn say(address: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    // It may have hung up before all is said.
+    let _ = stream.write_all(text.as_bytes()).await;
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard).await;
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+/// Sends a byte now and then until the server hangs up, and tells what it said and how long that took.
+async fn drip(address: SocketAddr, begun: &str) -> (String, Duration) {
+    let start = Instant::now();
+    let (mut reader, mut writer) = TcpStream::connect(address).await.expect("it listens").into_split();
+    writer.write_all(begun.as_bytes()).await.expect("it listens");
+    let dripping = tokio::spawn(async move {
+        let mut pace = tokio::time::interval(Duration::from_millis(250));
+        loop {
+            pace.tick().await;
+            if writer.write_all(b"x").await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    });
+    let mut heard = Vec::new();
+    let _ = reader.read_to_end(&mut heard).await;
+    dripping.abort();
+    (String::from_utf8_lossy(&heard).into_owned(), start.elapsed())
 }

@@ -16,6 +16,7 @@ pub mod retry_after;
 pub mod rules;
 pub mod schedule_algebra;
 pub mod signature_header;
+pub mod sources;
 pub mod stored_rows;
 pub mod times;
 pub mod tokens;
@@ -27,7 +28,7 @@ mod draws;
 /// A law is kept as long as it does not panic.
 pub type Law = fn(&[u8]);
 
-pub const LAWS: [(&str, Law); 18] = [
+pub const LAWS: [(&str, Law); 19] = [
     ("address_spellings", address_spellings::check),
     ("api_bodies", api_bodies::check),
     ("configuration", configuration::check),
@@ -41,6 +42,7 @@ pub const LAWS: [(&str, Law); 18] = [
     ("rules", rules::check),
     ("schedule_algebra", schedule_algebra::check),
     ("signature_header", signature_header::check),
+    ("sources", sources::check),
     ("stored_rows", stored_rows::check),
     ("times", times::check),
     ("tokens", tokens::check),

@@ -32,6 +32,7 @@ fn made(draws: &mut Draws<'_>, at: Timestamp, life: Duration) {
     let access = Access {
         capabilities: draws.several(6, |draws| draws.one_of(&Capability::ALL)),
         feature_flags: draws.maybe(|draws| draws.several(3, Draws::text)),
+        poller: None,
     };
     let flip = draws.any::<u32>();
     let (token, principal) = if draws.any() {

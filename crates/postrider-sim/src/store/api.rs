@@ -2,7 +2,7 @@
 
 use super::{
     batch::Kind, callers, cancel, database::handed_to, history, jobs::Job, journal, leases, load, memory::Life,
-    node::SimStore, refused, settings, tallies, tasks, tidy,
+    node::SimStore, pollers, refused, settings, tallies, tasks, tidy,
 };
 use async_trait::async_trait;
 use postrider_engine::{
@@ -475,6 +475,31 @@ impl Store for SimStore {
 
     async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
         self.node.read(|state| callers::is_revoked(&state.tables, &token, now)).await
+    }
+
+    async fn horizon(&self, now: Timestamp) -> Result<MessageKey, StoreError> {
+        self.node.turn(move |batch| pollers::horizon(batch, now)).await
+    }
+
+    async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError> {
+        self.node.read(|state| pollers::read_on(&state.tables, app, &wanted)).await
+    }
+
+    async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError> {
+        self.node.read(|state| pollers::consumer(&state.tables, poller, name)).await
+    }
+
+    async fn consumers(&self, poller: PollerKey) -> Result<Vec<Consumer>, StoreError> {
+        self.node.read(|state| pollers::consumers(&state.tables, poller)).await
+    }
+
+    async fn move_consumer(&self, stride: Stride, remember: Option<Remember>) -> Result<Consumer, PutError> {
+        self.node.turn(move |batch| pollers::move_consumer(batch, stride, remember)).await?
+    }
+
+    async fn forget_consumers(&self, poller: PollerKey, name: Option<&str>) -> Result<bool, StoreError> {
+        let name = name.map(str::to_owned);
+        self.node.turn(move |batch| pollers::forget_consumers(batch, poller, name.as_deref())).await
     }
 
     async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {

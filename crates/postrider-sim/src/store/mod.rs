@@ -23,6 +23,7 @@ mod load;
 mod log;
 mod memory;
 mod node;
+mod pollers;
 mod refused;
 mod settings;
 mod settle;

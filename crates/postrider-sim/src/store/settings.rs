@@ -95,9 +95,11 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
         row.deleted_at = Some(at);
         row.generation += 1;
         row.record.source = None;
+        row.record.pollers = None;
         row.record.uid.take()
     });
     batch.tables.refused.retain(|_, refused| refused.app != app);
+    batch.tables.consumers.retain(|_, (owner, _)| *owner != app);
     if let Some(Some(uid)) = &deleted {
         batch.tables.application_uids.remove(uid);
     }

@@ -11,9 +11,9 @@ use postrider_engine::{
     policy::{Class, DeathReason, Health, Progress},
 };
 use postrider_store::{
-    Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Content, DeadKey, Endpoint, EventType,
-    Idempotency, JournalEntry, JournalKey, Letter, Message, Refused, RefusedKey, TallyCode, TallyOf, TallySpan, Task,
-    TaskKey, TokenId,
+    Answer, ApiKey, ApiKeyKey, Application, Attempt, AuditEntry, AuditKey, Consumer, Content, DeadKey, Endpoint,
+    EventType, Idempotency, JournalEntry, JournalKey, Letter, Message, PollerKey, Refused, RefusedKey, TallyCode,
+    TallyOf, TallySpan, Task, TaskKey, TokenId,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,6 +57,8 @@ pub struct Tables {
     pub revoked_sessions: BTreeMap<(AppKey, Option<String>), Vec<RevokedRow>>,
     pub audit: BTreeMap<AuditKey, AuditEntry>,
     pub refused: BTreeMap<RefusedKey, Refused>,
+    /// Each with the application that its poller is of.
+    pub consumers: BTreeMap<(PollerKey, String), (AppKey, Consumer)>,
     /// By span, start, subject and event.
     pub tallies: BTreeMap<(TallySpan, Timestamp, TallyOf, TallyCode), u64>,
     pub journal: BTreeMap<JournalKey, JournalEntry>,
@@ -128,11 +130,12 @@ impl MessageRow {
         self.attempts.iter().any(|attempt| attempt.id.endpoint == endpoint && attempt.record.class == Class::Delivered)
     }
 
-    /// Removes the payload for good.
+    /// Removes the payload for good, and the headers that it came with.
     pub fn forget_payload(&mut self) {
         if self.letter.payload.is_some() {
-            self.letter = Arc::new(Letter { payload: None, ..Letter::clone(&self.letter) });
+            self.letter = Arc::new(Letter { payload: None, headers: Vec::new(), ..Letter::clone(&self.letter) });
         }
+        self.content.received = None;
     }
 
     pub fn message(&self) -> Message {

@@ -94,6 +94,7 @@ pub fn application(key: AppKey, uid: Option<&str>) -> Application {
         rate_limit: Some(7),
         rules: Some(r#"{"in_flight_max":3}"#.to_owned()),
         source: Some(vec![0, 1, 255]),
+        pollers: Some("[{}]".to_owned()),
         metadata: [("tier".to_owned(), "gold".to_owned())].into(),
         created_at: START,
         updated_at: START,

@@ -15,6 +15,7 @@ pub mod history;
 pub mod journal;
 pub mod model;
 pub mod order;
+pub mod pollers;
 pub mod refused;
 pub mod reopening;
 pub mod sequences;
@@ -144,6 +145,14 @@ macro_rules! conformance {
                 what_arrives_while_it_is_buried_counts_as_delivered
                 deleting_an_application_deletes_its_endpoints
             }
+            pollers {
+                messages_are_read_on_in_their_order
+                a_sieve_lets_types_and_channels_through
+                long_payloads_come_a_few_at_a_time
+                nothing_is_added_behind_a_horizon
+                a_consumers_place_is_kept_and_goes_forward_unless_he_seeks
+                a_poller_has_so_many_consumers
+            }
             refused {
                 what_was_refused_comes_back_and_is_paged
                 of_each_source_the_newest_are_kept
@@ -259,6 +268,7 @@ macro_rules! conformance {
                 resuming_keeps_what_was_chosen
                 resuming_forgets_how_the_endpoint_fared
                 a_purge_removes_all_contents_of_the_application
+                the_headers_that_a_message_came_with_go_with_its_payload
                 a_task_whose_endpoint_is_deleted_ends
             }
             tidy {

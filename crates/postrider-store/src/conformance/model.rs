@@ -782,5 +782,5 @@ fn kind(state: DeliveryState) -> StateKind {
 
 fn forget_payload(message: &mut Message) {
     message.payload_gone = true;
-    message.content.payload = Bytes::new();
+    (message.content.payload, message.content.received) = (Bytes::new(), None);
 }

@@ -22,6 +22,7 @@ pub async fn an_application_comes_back_as_it_was_put<H: Harness>() {
         rate_limit: None,
         rules: None,
         source: None,
+        pollers: None,
         metadata: Metadata::new(),
         updated_at: at(5),
         ..application

@@ -6,6 +6,7 @@ use postrider_engine::{
     DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{DeathReason, DisableReason, Next, Ordering},
 };
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 async fn task<H: Harness>(stage: &Stage<H>, kind: TaskKind) -> Task {
@@ -621,6 +622,52 @@ pub async fn resuming_forgets_how_the_endpoint_fared<H: Harness>() {
     assert_eq!(again.status, TaskStatus::Finished);
     let endpoint = stage.store().endpoint_of_lane(id.endpoint).await.unwrap().expect("it exists");
     assert_eq!(endpoint.updated_at, at(DAY), "what is enabled is left alone");
+}
+
+/// Whichever way a payload goes, what a service sent along with it goes too, and nothing else does.
+pub async fn the_headers_that_a_message_came_with_go_with_its_payload<H: Harness>() {
+    let mut stage = Stage::<H>::set(1).await;
+    let received = Received {
+        passed_on: vec![("x-github-event".to_owned(), "push".to_owned())],
+        kept: vec![("x-seen".to_owned(), "canary \u{e9} \"received\"".to_owned())],
+    };
+    let came = |event_id: &str| {
+        let (event_id, tags) = (Some(event_id.to_owned()), vec!["received".to_owned()]);
+        NewMessage {
+            content: Content { event_id, tags, received: Some(received.clone()), ..content(b"{}") },
+            ..stage.message(START)
+        }
+    };
+    let expiring = NewMessage { payload_expires_at: Some(at(5)), ..came("expired") };
+    let mut keys = Vec::new();
+    for new in [came("one"), came("many"), expiring, came("purged")] {
+        keys.push(accept(stage.store(), new).await);
+    }
+    let [one, many, expired, purged] = keys[..] else { unreachable!("four") };
+    let before = stage.store().message(stage.app, By::Key(purged)).await.unwrap().expect("it is known").content;
+    assert_eq!(before.received, Some(received.clone()));
+    let gone = async |stage: &Stage<H>, message: MessageKey, event_id: &str| {
+        let found = stage.store().message(stage.app, By::Key(message)).await.unwrap().expect("the record stays");
+        let expected = Content {
+            event_id: Some(event_id.to_owned()),
+            received: None,
+            payload: bytes::Bytes::new(),
+            ..before.clone()
+        };
+        assert_eq!((found.content, found.payload_gone), (expected, true), "{event_id}");
+    };
+    assert!(stage.store().expunge_message(stage.app, one).await.unwrap());
+    assert_eq!(stage.store().expunge_messages(stage.app, vec![many]).await.unwrap(), [true]);
+    let day = Duration::from_hours(24);
+    let keep = Retention { payloads: day, attempts: day, dead_letters: day, idempotency: day };
+    tidy_up(stage.store(), at(10), keep).await;
+    let spared = stage.store().message(stage.app, By::Key(purged)).await.unwrap().expect("it is known");
+    assert_eq!(spared.content.received, Some(received.clone()), "it was not asked for");
+    run(&stage, &task(&stage, TaskKind::Purge).await, at(20)).await;
+    stage = stage.crash(at(30)).await;
+    for (message, event_id) in [(one, "one"), (many, "many"), (expired, "expired"), (purged, "purged")] {
+        gone(&stage, message, event_id).await;
+    }
 }
 
 pub async fn a_purge_removes_all_contents_of_the_application<H: Harness>() {

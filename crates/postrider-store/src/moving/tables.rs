@@ -19,11 +19,17 @@ pub(crate) const TABLES: &[Table] = &[
             ("rate_limit", Big),
             ("rules", Text),
             ("source", Bytes),
+            ("pollers", Text),
             ("metadata", Text),
             ("created_at", Big),
             ("updated_at", Big),
             ("deleted_at", Big),
         ],
+    ),
+    table(
+        "consumer",
+        "consumer",
+        &[("poller", Big), ("name", Text), ("app", Big), ("place", Big), ("seeks", Big), ("moved_at", Big)],
     ),
     table(
         "refused",

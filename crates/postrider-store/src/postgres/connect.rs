@@ -92,6 +92,7 @@ impl PostgresStore {
             readers: Readers::new(pool(READERS)?, READ_MAX),
             searchers: Readers::new(pool(SEARCHERS)?, SEARCH_MAX),
             writer,
+            horizon: super::pollers::Horizon::default(),
             committed: Mutex::new(Some(committed)),
             keeper: Mutex::new(Some(KeeperHandle { stop, keeping })),
             writing,

@@ -26,6 +26,7 @@ pub(crate) mod moving;
 mod news;
 mod outstanding;
 mod pieces;
+mod pollers;
 mod reach;
 mod readers;
 mod recover;
@@ -54,6 +55,7 @@ use crate::{
     AlarmTurn,
     callers::*,
     journal::*,
+    pollers::{Consumer, PollerKey, ReadOn, Stride, WasRead},
     records::*,
     refused::{Refused, RefusedKey},
     rows::Unreadable,
@@ -220,6 +222,7 @@ pub struct PostgresStore {
     /// For what is searched for, which may take as long as the history is.
     searchers: Readers,
     committed: Mutex<Option<mpsc::UnboundedReceiver<Vec<Committed>>>>,
+    horizon: pollers::Horizon,
     keeper: Mutex<Option<KeeperHandle>>,
     writing: JoinHandle<()>,
 }
@@ -640,6 +643,38 @@ impl Store for PostgresStore {
 
     async fn is_revoked(&self, token: Issued, now: Timestamp) -> Result<bool, StoreError> {
         look!(self.readers, |db| callers::is_revoked(db, &token, now).await)
+    }
+
+    async fn horizon(&self, now: Timestamp) -> Result<MessageKey, StoreError> {
+        self.horizon.see(now, async || turn!(self, [], |turn| pollers::raise_horizon(turn, now).await)).await
+    }
+
+    async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError> {
+        look!(self.searchers, |db| pollers::read_on(db, app, &wanted).await)
+    }
+
+    async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError> {
+        let name = name.to_owned();
+        look!(self.readers, |db| pollers::consumer(db, poller, &name).await)
+    }
+
+    async fn consumers(&self, poller: PollerKey) -> Result<Vec<Consumer>, StoreError> {
+        look!(self.readers, |db| pollers::consumers(db, poller).await)
+    }
+
+    async fn move_consumer(&self, stride: Stride, remember: Option<Remember>) -> Result<Consumer, PutError> {
+        if remember.is_none() {
+            let stride = stride.clone();
+            if let Some(moved) = look!(self.readers, |db| pollers::advance(db, &stride).await)? {
+                return Ok(moved);
+            }
+        }
+        turn!(self, [stride, remember], |turn| pollers::move_consumer(turn, &stride, remember.as_ref()).await)?
+    }
+
+    async fn forget_consumers(&self, poller: PollerKey, name: Option<&str>) -> Result<bool, StoreError> {
+        let name = name.map(str::to_owned);
+        turn!(self, [name], |turn| pollers::forget_consumers(turn, poller, name.as_deref()).await)
     }
 
     async fn add_to_refused(&self, refused: Vec<Refused>) -> Result<(), StoreError> {

@@ -1,4 +1,6 @@
 //! Connections to read by, apart from the writer's: a long list does not hold up a commit.
+//!
+//! A consumer's place is also moved by them (`pollers::advance`): one row that hangs on nothing else needs nobody's turn.
 
 use super::{Db, Error, Result};
 use crate::StoreError;

@@ -11,7 +11,23 @@ use crate::{Migrated, step};
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
 /// Each entry lifts the database by one version. Entries are never edited once released.
-pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS, HEADERS, SOURCES];
+pub const MIGRATIONS: &[&str] = &[FIRST, CALLERS, TALLIES, JOURNAL, ALARMS, HEADERS, SOURCES, POLLERS];
+
+/// `consumer.place`: the key of the last message that he has dealt with. `consumer.seeks`: how often he was set to another place.
+const POLLERS: &str = "
+    ALTER TABLE application ADD COLUMN pollers text;
+
+    CREATE TABLE consumer (
+        poller   bigint NOT NULL,
+        name     text NOT NULL,
+        app      bigint NOT NULL,
+        place    bigint NOT NULL,
+        seeks    bigint NOT NULL,
+        moved_at bigint NOT NULL,
+        PRIMARY KEY (poller, name)
+    );
+    CREATE INDEX consumer_app ON consumer (app);
+";
 
 /// `application.source`: what a source is, sealed; an application with it is that source's. `refused`: what came to sources
 /// and was not taken.

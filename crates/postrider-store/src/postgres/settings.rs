@@ -104,12 +104,12 @@ async fn write_application(turn: &mut Turn, application: &Application, expect: E
     let sql = match expect {
         Expect::Absent => {
             "INSERT INTO application (key, version, uid, name, rate_limit, rules, metadata, created_at, updated_at,
-                 source)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING"
+                 source, pollers)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = $2, generation = generation + 1, uid = $3, name = $4, rate_limit = $5,
-                 rules = $6, metadata = $7, created_at = $8, updated_at = $9, source = $10
+                 rules = $6, metadata = $7, created_at = $8, updated_at = $9, source = $10, pollers = $11
              WHERE key = $1 AND version = $2::bigint - 1 AND deleted_at IS NULL"
         }
     };
@@ -127,6 +127,7 @@ async fn write_application(turn: &mut Turn, application: &Application, expect: E
             &application.created_at.as_millis(),
             &application.updated_at.as_millis(),
             &application.source,
+            &application.pollers,
         ],
     )
     .await?;
@@ -168,6 +169,7 @@ fn application_from(row: &Row) -> Result<Application> {
         rate_limit: rate_from(row),
         rules: row.get("rules"),
         source: row.get("source"),
+        pollers: row.get("pollers"),
         metadata: from_json(row.get("metadata"))?,
         created_at: Timestamp::from_millis(row.get("created_at")),
         updated_at: Timestamp::from_millis(row.get("updated_at")),
@@ -227,12 +229,13 @@ pub async fn delete_application(turn: &mut Turn, app: AppKey, at: Timestamp) -> 
     let ending = ending(turn.db(), app, None).await?;
     let deleted = execute(
         turn.db(),
-        "UPDATE application SET deleted_at = $2, uid = NULL, source = NULL, generation = generation + 1
+        "UPDATE application SET deleted_at = $2, uid = NULL, source = NULL, pollers = NULL, generation = generation + 1
          WHERE key = $1 AND deleted_at IS NULL",
         &[&app.raw(), &at.as_millis()],
     )
     .await?;
     execute(turn.db(), "DELETE FROM refused WHERE app = $1", &[&app.raw()]).await?;
+    execute(turn.db(), "DELETE FROM consumer WHERE app = $1", &[&app.raw()]).await?;
     execute(
         turn.db(),
         "UPDATE endpoint SET deleted_at = $2, uid = NULL, sealed = '' WHERE app = $1 AND deleted_at IS NULL",

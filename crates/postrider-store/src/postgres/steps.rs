@@ -526,7 +526,8 @@ pub async fn purge(turn: &mut Turn, app: AppKey, (cursor, end): (i64, i64)) -> R
     if !keys.is_empty() {
         let (first, last) = ends(&keys);
         for sql in [
-            "UPDATE message SET payload = NULL
+            "UPDATE message SET payload = NULL,
+            extra = CASE WHEN extra LIKE '%\"received\"%' THEN (extra::jsonb - 'received')::text ELSE extra END
              WHERE key = ANY($1) AND key BETWEEN $2 AND $3 AND payload IS NOT NULL RETURNING key",
             "UPDATE attempt SET response = NULL, headers = NULL
              WHERE message = ANY($1) AND message BETWEEN $2 AND $3 AND response IS NOT NULL RETURNING message",

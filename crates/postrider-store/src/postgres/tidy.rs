@@ -106,9 +106,11 @@ pub async fn discard(turn: &mut Turn, piece: Piece) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes a payload for good. False if there is no such message.
+/// Removes a payload for good, and the headers that it came with. False if there is no such message.
 pub async fn expunge(turn: &Turn, app: AppKey, message: MessageKey) -> Result<bool> {
-    let sql = "UPDATE message SET payload = NULL WHERE key = $1 AND app = $2";
+    let sql = "UPDATE message SET payload = NULL,
+            extra = CASE WHEN extra LIKE '%\"received\"%' THEN (extra::jsonb - 'received')::text ELSE extra END
+        WHERE key = $1 AND app = $2";
     Ok(execute(turn.db(), sql, &[&message.raw(), &app.raw()]).await? == 1)
 }
 
@@ -152,7 +154,8 @@ async fn expire_payloads(turn: &Turn, now: Timestamp) -> Result<bool> {
 async fn forget_payloads(turn: &Turn, messages: &[i64]) -> Result<()> {
     if !messages.is_empty() {
         let (first, last) = ends(messages);
-        let sql = "UPDATE message SET payload = NULL
+        let sql = "UPDATE message SET payload = NULL,
+            extra = CASE WHEN extra LIKE '%\"received\"%' THEN (extra::jsonb - 'received')::text ELSE extra END
             WHERE key = ANY($1) AND key BETWEEN $2 AND $3 AND payload IS NOT NULL";
         execute(turn.db(), sql, &[&messages, &first, &last]).await?;
     }

@@ -105,9 +105,7 @@ pub fn replay(
     })?;
     Ok(match put {
         Ok(()) | Err(PutError::Changed) => Ok(replayed),
-        Err(refusal @ (PutError::Taken | PutError::KeyReused | PutError::Repeated(_) | PutError::Store(_))) => {
-            Err(refusal)
-        }
+        Err(refusal) => Err(refusal),
     })
 }
 

@@ -54,7 +54,7 @@ pub fn read_message(connection: &Connection, piece: Piece, key: i64) -> rusqlite
     super::optional(piece.prepare(connection, sql)?.query_row([key], message_from))
 }
 
-fn message_from(row: &Row<'_>) -> rusqlite::Result<Message> {
+pub fn message_from(row: &Row<'_>) -> rusqlite::Result<Message> {
     let key: i64 = row.get(0)?;
     let (content, payload_gone) = content(row.get(2)?, row.get(4)?, row.get(5)?)?;
     Ok(Message {
@@ -113,7 +113,7 @@ fn each_message(
 }
 
 /// The pieces that can hold keys of the span, in the order in which to read them.
-fn in_reading_order(pieces: &[Piece], span: &Span) -> Vec<Piece> {
+pub fn in_reading_order(pieces: &[Piece], span: &Span) -> Vec<Piece> {
     let mut chosen: Vec<Piece> = pieces
         .iter()
         .enumerate()

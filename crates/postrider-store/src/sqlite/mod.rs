@@ -20,6 +20,7 @@ mod lock;
 pub(crate) mod moving;
 mod outstanding;
 mod pieces;
+mod pollers;
 mod readers;
 mod recover;
 mod refused;
@@ -43,6 +44,7 @@ use crate::{
     callers::*,
     intake::{self, Intake},
     journal::*,
+    pollers::{Consumer, PollerKey, ReadOn, Stride, WasRead},
     records::*,
     refused::{Refused, RefusedKey},
     rows::{Unreadable, minter::Minter},
@@ -697,6 +699,32 @@ impl Store for SqliteStore {
 
     async fn refused(&self, app: AppKey, page: Page<RefusedKey>) -> Result<Vec<Refused>, StoreError> {
         self.readers.run(move |connection, _| refused::list(connection, app, &page)).await
+    }
+
+    async fn horizon(&self, _: Timestamp) -> Result<MessageKey, StoreError> {
+        self.readers.run(|connection, pieces| pollers::horizon(connection, pieces)).await
+    }
+
+    async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError> {
+        self.searchers.run(move |connection, pieces| pollers::read_on(connection, pieces, app, &wanted)).await
+    }
+
+    async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError> {
+        let name = name.to_owned();
+        self.readers.run(move |connection, _| pollers::consumer(connection, poller, &name)).await
+    }
+
+    async fn consumers(&self, poller: PollerKey) -> Result<Vec<Consumer>, StoreError> {
+        self.readers.run(move |connection, _| pollers::consumers(connection, poller)).await
+    }
+
+    async fn move_consumer(&self, stride: Stride, remember: Option<Remember>) -> Result<Consumer, PutError> {
+        self.writer.run(move |batch| pollers::move_consumer(batch, &stride, remember)).await?
+    }
+
+    async fn forget_consumers(&self, poller: PollerKey, name: Option<&str>) -> Result<bool, StoreError> {
+        let name = name.map(str::to_owned);
+        self.writer.run(move |batch| pollers::forget_consumers(batch, poller, name.as_deref())).await
     }
 
     async fn add_to_audit(&self, entries: Vec<AuditEntry>) -> Result<(), StoreError> {

@@ -32,7 +32,24 @@ const MIGRATIONS: &[Migration] = &[
     Migration { tables: ALARMS, each_piece: "" },
     Migration { tables: "", each_piece: "ALTER TABLE attempt_{n} ADD COLUMN headers BLOB;" },
     Migration { tables: SOURCES, each_piece: "" },
+    Migration { tables: POLLERS, each_piece: "" },
 ];
+
+/// `consumer.place`: the key of the last message that he has dealt with. `consumer.seeks`: how often he was set to another place.
+const POLLERS: &str = "
+    ALTER TABLE application ADD COLUMN pollers TEXT;
+
+    CREATE TABLE consumer (
+        poller   INTEGER NOT NULL,
+        name     TEXT NOT NULL,
+        app      INTEGER NOT NULL,
+        place    INTEGER NOT NULL,
+        seeks    INTEGER NOT NULL,
+        moved_at INTEGER NOT NULL,
+        PRIMARY KEY (poller, name)
+    ) WITHOUT ROWID;
+    CREATE INDEX consumer_app ON consumer (app);
+";
 
 /// `application.source`: what a source is, sealed; an application with it is that source's. `refused`: what came to sources
 /// and was not taken.

@@ -94,12 +94,14 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
     let sql = match expect {
         Expect::Absent => {
             "INSERT OR IGNORE INTO application
-                 (key, version, uid, name, rate_limit, rules, source, metadata, created_at, updated_at)
-             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :source, :metadata, :created_at, :updated_at)"
+                 (key, version, uid, name, rate_limit, rules, source, pollers, metadata, created_at, updated_at)
+             VALUES (:key, :version, :uid, :name, :rate_limit, :rules, :source, :pollers, :metadata, :created_at,
+                 :updated_at)"
         }
         Expect::Version(_) => {
             "UPDATE application SET version = :version, uid = :uid, name = :name, rate_limit = :rate_limit,
-                 rules = :rules, source = :source, metadata = :metadata, created_at = :created_at, updated_at = :updated_at
+                 rules = :rules, source = :source, pollers = :pollers, metadata = :metadata, created_at = :created_at,
+                 updated_at = :updated_at
              WHERE key = :key AND version = :version - 1 AND deleted_at IS NULL"
         }
     };
@@ -111,6 +113,7 @@ pub fn put_application(batch: &mut Batch<'_>, application: &Application, expect:
         ":rate_limit": application.rate_limit,
         ":rules": application.rules,
         ":source": application.source,
+        ":pollers": application.pollers,
         ":metadata": to_json(&application.metadata),
         ":created_at": application.created_at.as_millis(),
         ":updated_at": application.updated_at.as_millis(),
@@ -147,6 +150,7 @@ fn application_from(row: &Row<'_>) -> rusqlite::Result<Application> {
         rate_limit: row.get("rate_limit")?,
         rules: row.get("rules")?,
         source: row.get("source")?,
+        pollers: row.get("pollers")?,
         metadata: from_json(row.get_ref("metadata")?.as_str()?)?,
         created_at: Timestamp::from_millis(row.get("created_at")?),
         updated_at: Timestamp::from_millis(row.get("updated_at")?),
@@ -204,10 +208,12 @@ pub fn delete_application(batch: &mut Batch<'_>, app: AppKey, at: Timestamp) -> 
     let deleted = batch
         .transaction
         .prepare_cached(
-            "UPDATE application SET deleted_at = ?2, uid = NULL, source = NULL WHERE key = ?1 AND deleted_at IS NULL",
+            "UPDATE application SET deleted_at = ?2, uid = NULL, source = NULL, pollers = NULL
+             WHERE key = ?1 AND deleted_at IS NULL",
         )?
         .execute((app.raw(), at.as_millis()))?;
     batch.transaction.prepare_cached("DELETE FROM refused WHERE app = ?1")?.execute([app.raw()])?;
+    batch.transaction.prepare_cached("DELETE FROM consumer WHERE app = ?1")?.execute([app.raw()])?;
     batch
         .transaction
         .prepare_cached(

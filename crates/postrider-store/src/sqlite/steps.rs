@@ -546,10 +546,9 @@ pub fn purge(batch: &mut Batch<'_>, app: AppKey, (cursor, end): (i64, i64)) -> r
     let mut changed = 0;
     for message in &found {
         let connection = &batch.transaction;
-        let payloads = message
-            .piece
-            .prepare(connection, "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND payload IS NOT NULL")?
-            .execute([message.key])?;
+        let sql = "UPDATE message_{n} SET payload = NULL, extra = json_remove(extra, '$.received')
+            WHERE key = ?1 AND payload IS NOT NULL";
+        let payloads = message.piece.prepare(connection, sql)?.execute([message.key])?;
         let responses = message
             .piece
             .prepare(

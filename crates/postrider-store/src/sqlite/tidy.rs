@@ -71,10 +71,11 @@ pub fn tidy(batch: &mut Batch<'_>, now: Timestamp, retention: Retention) -> rusq
     Ok(more)
 }
 
-/// Removes a payload for good. False if there is no such message.
+/// Removes a payload for good, and the headers that it came with. False if there is no such message.
 pub fn expunge(batch: &Batch<'_>, app: AppKey, message: MessageKey) -> rusqlite::Result<bool> {
     let Some(piece) = batch.piece_of(message.raw()) else { return Ok(false) };
-    let sql = "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND app = ?2";
+    let sql =
+        "UPDATE message_{n} SET payload = NULL, extra = json_remove(extra, '$.received') WHERE key = ?1 AND app = ?2";
     Ok(piece.prepare(&batch.transaction, sql)?.execute((message.raw(), app.raw()))? == 1)
 }
 
@@ -96,9 +97,8 @@ fn expire_payloads(batch: &Batch<'_>, now: Timestamp) -> rusqlite::Result<bool> 
         .collect::<rusqlite::Result<_>>()?;
     for (at, message) in &expired {
         if let Some(piece) = piece_of(batch.pieces(), *message) {
-            piece
-                .prepare(&batch.transaction, "UPDATE message_{n} SET payload = NULL WHERE key = ?1")?
-                .execute([message])?;
+            let sql = "UPDATE message_{n} SET payload = NULL, extra = json_remove(extra, '$.received') WHERE key = ?1";
+            piece.prepare(&batch.transaction, sql)?.execute([message])?;
         }
         batch
             .transaction
@@ -229,9 +229,9 @@ fn forget(batch: &Batch<'_>, piece: Piece, message: i64, left: Left, before: Tim
             if is_awaited(batch, piece, message)? {
                 return Ok(false);
             }
-            piece
-                .prepare(connection, "UPDATE message_{n} SET payload = NULL WHERE key = ?1 AND payload IS NOT NULL")?
-                .execute([message])?;
+            let sql = "UPDATE message_{n} SET payload = NULL, extra = json_remove(extra, '$.received')
+                WHERE key = ?1 AND payload IS NOT NULL";
+            piece.prepare(connection, sql)?.execute([message])?;
             Ok(true)
         }
         Left::Attempts => {

@@ -95,6 +95,8 @@ pub struct Rows {
     pub rows: Vec<Box<RawValue>>,
     /// The server has more of them.
     pub more: bool,
+    /// What is there and cannot be shown like the others.
+    pub unreadable: Vec<Value>,
 }
 
 impl Rows {
@@ -109,6 +111,8 @@ struct Page {
     iterator: Option<String>,
     #[serde(default = "is_last")]
     done: bool,
+    #[serde(default)]
+    unreadable: Vec<Value>,
 }
 
 fn is_last() -> bool {
@@ -180,13 +184,14 @@ impl Client {
 
     /// Asks for page after page until there are `limit` rows, or no more.
     pub async fn list(&self, path: &[&str], query: &Query, limit: usize) -> anyhow::Result<Rows> {
-        let mut rows = Vec::new();
+        let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
         let mut query = query.clone();
         query.push(("limit", limit.clamp(1, PAGE_MAX).to_string()));
         let fixed = query.len();
         loop {
             let page: Page = self.get(path, &query).await?.read()?;
             rows.extend(page.data);
+            unreadable.extend(page.unreadable);
             match page.iterator {
                 Some(iterator) if !page.done && rows.len() < limit => {
                     query.truncate(fixed);
@@ -195,7 +200,7 @@ impl Client {
                 Some(_) | None => {
                     let more = !page.done || rows.len() > limit;
                     rows.truncate(limit);
-                    return Ok(Rows { rows, more });
+                    return Ok(Rows { rows, more, unreadable });
                 }
             }
         }

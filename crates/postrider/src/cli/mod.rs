@@ -22,6 +22,7 @@ mod messages;
 mod migrate;
 mod moving;
 mod outbox;
+mod pollers;
 mod print;
 mod receive;
 mod receiver;
@@ -92,6 +93,8 @@ enum Command {
     Messages(messages::Args),
     /// Add, list, look at, pause and resume endpoints
     Endpoints(endpoints::Args),
+    /// Make pollers, for those who fetch instead of being sent to, and fetch by one
+    Pollers(pollers::Args),
     /// Make and list sources, whose URLs other services send to, and see what they refused
     Sources(sources::Args),
     /// Look at what was given up, and why
@@ -145,6 +148,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Tail(args) => on_runtime(tail::run(args)),
         Command::Messages(args) => on_runtime(messages::run(args)),
         Command::Endpoints(args) => on_runtime(endpoints::run(args)),
+        Command::Pollers(args) => on_runtime(pollers::run(args)),
         Command::Sources(args) => on_runtime(sources::run(args)),
         Command::DeadLetters(args) => on_runtime(dead_letters::run(args)),
         Command::Replay(args) => on_runtime(replay::run(args)),

@@ -213,7 +213,7 @@ async fn list(args: List) -> anyhow::Result<()> {
     for kind in [None, Some("endpoint.resume"), Some("endpoint.cancel")] {
         let status = args.status.clone().map(|status| ("status", status));
         let query: Query = status.into_iter().chain(kind.map(|kind| ("task", kind.to_owned()))).collect();
-        let Rows { rows, more: left } = client.list(&["background-task"], &query, args.limit).await?;
+        let Rows { rows, more: left, .. } = client.list(&["background-task"], &query, args.limit).await?;
         more |= left;
         found.extend(rows);
     }

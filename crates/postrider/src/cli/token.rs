@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let access = match (args.read_only, &args.scopes[..]) {
                 (true, _) => Access::read_only(),
                 (false, []) => Access::full(),
-                (false, some) => Access { capabilities: Scope::all_of(some), feature_flags: None },
+                (false, some) => Access { capabilities: Scope::all_of(some), feature_flags: None, poller: None },
             };
             tokens.mint_application(app, &access, clock::now(), args.expires_in.unwrap_or(APPLICATION_TOKEN_LIFE))?
         }

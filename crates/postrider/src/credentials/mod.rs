@@ -279,6 +279,7 @@ impl Known {
         let Read { principal, issued, name, from, until } = read;
         let scopes = match principal {
             Principal::Environment => Scopes::EVERYTHING,
+            Principal::Application { access: Access { poller: Some(_), .. }, .. } => Scopes::NOTHING,
             Principal::Application { .. } => Scopes::PORTAL,
         };
         let identity = Identity::Token { issued, name, ends_at: until };
@@ -342,7 +343,7 @@ fn access_of(scopes: Scopes) -> Access {
     if scopes.allow(Scope::Replay) {
         capabilities.push(Capability::CreateAttempts);
     }
-    Access { capabilities, feature_flags: None }
+    Access { capabilities, feature_flags: None, poller: None }
 }
 
 fn end_of(stored: &ApiKey) -> i64 {

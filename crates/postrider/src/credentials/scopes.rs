@@ -61,6 +61,8 @@ pub struct Scopes(u8);
 impl Scopes {
     /// Of a token for everything.
     pub const EVERYTHING: Self = Self(31);
+    /// Of a token that opens one door of its own.
+    pub const NOTHING: Self = Self(0);
     /// Of a token for one application: what its capabilities leave of it is for each operation to say.
     pub const PORTAL: Self = Self(2 | 4 | 8);
 

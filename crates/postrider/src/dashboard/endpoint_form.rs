@@ -198,7 +198,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-fn or_null(text: &str) -> Value {
+pub fn or_null(text: &str) -> Value {
     if text.is_empty() { Value::Null } else { text.into() }
 }
 
@@ -211,7 +211,7 @@ fn number_or_text(text: &str) -> Value {
 }
 
 /// None means all.
-fn list(text: &str) -> Value {
+pub fn list(text: &str) -> Value {
     let names: Vec<&str> = text.split([',', ' ', '\n', '\r']).map(str::trim).filter(|name| !name.is_empty()).collect();
     if names.is_empty() { Value::Null } else { names.into() }
 }

@@ -51,7 +51,7 @@ impl Frame {
     }
 }
 
-const DONE: [(&str, &str); 14] = [
+const DONE: [(&str, &str); 18] = [
     ("resent", "It is on its way again. The new attempt shows up below in a moment."),
     ("replayed", "The dead letter is on its way again."),
     ("replaying", "What matches is being put on its way again, a piece at a time."),
@@ -65,6 +65,10 @@ const DONE: [(&str, &str); 14] = [
     ("reset", "The breaker is closed, and the failures are forgotten."),
     ("ended", "The task is ended. What it has done so far stays done."),
     ("revoked", "The key is revoked."),
+    ("source-made", "The source is there. Enter its URL at the service, and say below where to send what comes."),
+    ("source-changed", "The source was changed. What comes from now on is read by it."),
+    ("source-rotated", "The source has another URL. Enter it at the service: the one before is good for 24 hours."),
+    ("source-deleted", "The source was deleted, with its endpoints."),
     ("canceled", "What had not been delivered was called back."),
 ];
 

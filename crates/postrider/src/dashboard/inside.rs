@@ -36,7 +36,7 @@ impl Inside {
     }
 
     pub async fn get<T: DeserializeOwned>(&self, session: &Session, path: &Path) -> Result<T, Fault> {
-        let answer = self.call((session.token(), session.peer()), Method::GET, path, None).await?;
+        let answer = self.call_of(session, Method::GET, path, None).await?;
         serde_json::from_slice(&answer).map_err(|_| Fault::broken())
     }
 
@@ -52,12 +52,31 @@ impl Inside {
         path: &Path,
         body: Value,
     ) -> Result<T, Fault> {
-        let answer = self.call((session.token(), session.peer()), method, path, Some(body)).await?;
+        let answer = self.call_of(session, method, path, Some(body)).await?;
         serde_json::from_slice(&answer).map_err(|_| Fault::broken())
     }
 
     pub async fn post(&self, session: &Session, path: &Path, body: Option<Value>) -> Result<(), Fault> {
-        self.call((session.token(), session.peer()), Method::POST, path, body).await.map(|_| ())
+        self.call_of(session, Method::POST, path, body).await.map(|_| ())
+    }
+
+    pub async fn delete(&self, session: &Session, path: &Path) -> Result<(), Fault> {
+        self.call_of(session, Method::DELETE, path, None).await.map(|_| ())
+    }
+
+    /// What answers with addresses of ours is to name them as the person has reached us.
+    async fn call_of(
+        &self,
+        session: &Session,
+        method: Method,
+        path: &Path,
+        body: Option<Value>,
+    ) -> Result<Bytes, Fault> {
+        let mut request = request((session.token(), session.peer()), method, path, body)?;
+        if let Some(host) = session.host().and_then(|host| HeaderValue::from_str(host).ok()) {
+            request.headers_mut().insert(header::HOST, host);
+        }
+        self.answer(request).await
     }
 
     /// What goes on coming, as it comes. `since`: the last of it that was seen.
@@ -81,7 +100,11 @@ impl Inside {
         path: &Path,
         body: Option<Value>,
     ) -> Result<Bytes, Fault> {
-        let response = self.ask(request((token, peer), method, path, body)?).await;
+        self.answer(request((token, peer), method, path, body)?).await
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Bytes, Fault> {
+        let response = self.ask(request).await;
         match response.status().is_success() {
             true => to_bytes(response.into_body(), ANSWER_MAX).await.map_err(|_| Fault::broken()),
             false => Err(refusal(response).await?),
@@ -132,6 +155,14 @@ impl Fault {
             _ => status.canonical_reason().unwrap_or("It did not work").to_owned(),
         };
         Self::Refused { status, detail }
+    }
+
+    /// Which field of the body is refused, and why. Of several the first.
+    pub fn place(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Refused { status: StatusCode::UNPROCESSABLE_ENTITY, detail } => detail.split_once(": "),
+            Self::Refused { .. } | Self::SignedOut | Self::Forged => None,
+        }
     }
 
     pub fn unknown() -> Self {
@@ -235,7 +266,9 @@ mod tests {
         assert_eq!(told(401, json!({"detail": "no"})), Fault::SignedOut);
         assert_eq!(told(409, json!({"code": "conflict", "detail": "It is there"})), refused(409, "It is there"));
         let flaws = json!({"detail": [{"loc": ["body", "url"], "msg": "is private", "type": "value_error"}]});
-        assert_eq!(told(422, flaws), refused(422, "url: is private"));
+        assert_eq!(told(422, flaws.clone()), refused(422, "url: is private"));
+        assert_eq!(told(422, flaws).place(), Some(("url", "is private")));
+        assert_eq!(told(409, json!({"code": "conflict", "detail": "no: never"})).place(), None);
         let flaws = json!({"detail": [{"loc": ["body", "a"], "msg": "is no b at line 1 column 7", "type": "x"}]});
         assert_eq!(told(422, flaws), refused(422, "a: is no b"));
         assert_eq!(told(503, Value::Null), refused(503, "Service Unavailable"));

@@ -23,10 +23,15 @@ mod message;
 mod messages;
 mod nodes;
 mod overview;
+mod poller;
+mod poller_form;
+mod poller_token;
+mod pollers;
 mod schedule;
 mod session;
 mod settings;
 mod sign_in;
+mod source_form;
 mod sources;
 mod tasks;
 mod who;
@@ -51,13 +56,15 @@ pub struct Site {
     sessions: Sessions,
     /// The policy of pages that may be shown in a frame.
     framed: Option<HeaderValue>,
+    /// Where the outside reaches us, if it is set.
+    public_url: Option<String>,
 }
 
 /// The pages, over the routes of the API, to which they are added. `frames`: sites that may show those of one application in a
-/// frame.
-pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
+/// frame. `public_url`: where the outside reaches us, if it is set.
+pub fn over(api: Router, sessions: Sessions, frames: &[String], public_url: Option<String>) -> Router {
     let sessions = sessions.in_frames(!frames.is_empty());
-    let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions, framed: policy_for(frames) });
+    let site = Arc::new(Site { inside: Inside::new(api.clone()), sessions, framed: policy_for(frames), public_url });
     let pages = Router::new()
         .route("/dashboard.css", get(async || html::asset(STYLE, include_str!("assets/dashboard.css"))))
         .route("/icon.svg", get(async || html::asset("image/svg+xml", include_str!("assets/icon.svg"))))
@@ -75,9 +82,14 @@ pub fn over(api: Router, sessions: Sessions, frames: &[String]) -> Router {
         .merge(attempt::routes())
         .merge(dead_letters::routes())
         .merge(live::routes())
+        .merge(pollers::routes())
+        .merge(poller::routes())
+        .merge(poller_form::routes())
+        .merge(poller_token::routes())
         .merge(schedule::routes())
         .merge(event_types::routes())
         .merge(sources::routes())
+        .merge(source_form::routes())
         .merge(tasks::routes())
         .merge(api_keys::routes())
         .merge(alerts::routes())

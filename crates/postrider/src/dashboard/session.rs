@@ -45,6 +45,9 @@ pub struct Session {
     /// Where this request comes from.
     #[serde(skip)]
     peer: Option<Peer>,
+    /// By what name it has reached us.
+    #[serde(skip)]
+    host: Option<String>,
     /// The first part of the path that it asks for.
     #[serde(skip)]
     here: String,
@@ -87,6 +90,10 @@ impl Session {
     pub fn peer(&self) -> Option<Peer> {
         self.peer
     }
+
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
 }
 
 impl Sessions {
@@ -99,6 +106,11 @@ impl Sessions {
 
     pub fn now(&self) -> Timestamp {
         (self.clock)()
+    }
+
+    /// Whether people come by TLS.
+    pub fn is_secure(&self) -> bool {
+        self.is_secure
     }
 
     /// Lets sessions for one application be kept in frames.
@@ -124,6 +136,7 @@ impl Sessions {
             app,
             who,
             peer: None,
+            host: None,
             here: String::new(),
         };
         let plain = serde_json::to_vec(&session).ok()?;
@@ -203,7 +216,12 @@ impl FromRequestParts<Arc<Site>> for Session {
     async fn from_request_parts(parts: &mut Parts, site: &Arc<Site>) -> Result<Self, Fault> {
         let session = site.sessions.find(&parts.headers).ok_or(Fault::SignedOut)?;
         let here = parts.uri.path().split('/').nth(1).unwrap_or_default().to_owned();
-        Ok(Self { peer: parts.extensions.get().copied(), here, ..session })
+        // HTTP/2 says it in the address.
+        let host = match parts.headers.get(header::HOST) {
+            Some(host) => host.to_str().ok().map(str::to_owned),
+            None => parts.uri.authority().map(ToString::to_string),
+        };
+        Ok(Self { peer: parts.extensions.get().copied(), host, here, ..session })
     }
 }
 

@@ -20,6 +20,9 @@ pub struct May {
     pub manage: bool,
     /// See signing secrets.
     pub see_secrets: bool,
+    /// Put others in the place of secrets. Sessions of before have not said.
+    #[serde(default)]
+    pub rotate_secrets: bool,
     /// Send again, send an example, end tasks.
     pub replay: bool,
     /// Call messages back.
@@ -30,8 +33,8 @@ pub struct May {
 
 impl May {
     pub fn is_read_only(self) -> bool {
-        let Self { manage, see_secrets, replay, call_back, administer } = self;
-        !(manage || see_secrets || replay || call_back || administer)
+        let Self { manage, see_secrets, rotate_secrets, replay, call_back, administer } = self;
+        !(manage || see_secrets || rotate_secrets || replay || call_back || administer)
     }
 }
 
@@ -92,6 +95,7 @@ impl Whoami {
             manage: scope("manage") && capability(&["ManageEndpoint"]),
             see_secrets: scope("manage")
                 && capability(&["ViewEndpointSecret", "ManageEndpointSecret", "ManageEndpoint"]),
+            rotate_secrets: scope("manage") && capability(&["ManageEndpointSecret", "ManageEndpoint"]),
             replay: scope("replay") && capability(&["CreateAttempts"]),
             call_back: is_operator && scope("manage"),
             administer: is_operator && scope("admin"),
@@ -114,6 +118,7 @@ mod tests {
             let words = [
                 (may.manage, "manage"),
                 (may.see_secrets, "secrets"),
+                (may.rotate_secrets, "rotate"),
                 (may.replay, "replay"),
                 (may.call_back, "call back"),
                 (may.administer, "administer"),
@@ -121,15 +126,22 @@ mod tests {
             words.into_iter().filter_map(|(may, word)| may.then_some(word)).collect::<Vec<_>>().join(" ")
         };
         for (whoami, expected) in [
-            (json!({}), "manage secrets replay call back administer"),
+            (json!({}), "manage secrets rotate replay call back administer"),
             (json!({"apiKeyId": "key_1", "scopes": ["read"]}), ""),
             (json!({"apiKeyId": "key_1", "scopes": ["read", "replay"]}), "replay"),
-            (json!({"apiKeyId": "key_1", "scopes": ["manage"]}), "manage secrets call back"),
-            (json!({"apiKeyId": "key_1", "scopes": ["admin"]}), "manage secrets replay call back administer"),
-            (json!({"apiKeyId": "key_1", "scopes": ["manage", "replay"], "appId": "a"}), "manage secrets replay"),
+            (json!({"apiKeyId": "key_1", "scopes": ["manage"]}), "manage secrets rotate call back"),
+            (json!({"apiKeyId": "key_1", "scopes": ["admin"]}), "manage secrets rotate replay call back administer"),
+            (
+                json!({"apiKeyId": "key_1", "scopes": ["manage", "replay"], "appId": "a"}),
+                "manage secrets rotate replay",
+            ),
             (json!({"appId": "a", "capabilities": ["ViewBase"]}), ""),
             (json!({"appId": "a", "capabilities": ["ViewBase", "ViewEndpointSecret"]}), "secrets"),
-            (json!({"appId": "a", "capabilities": ["ManageEndpoint", "CreateAttempts"]}), "manage secrets replay"),
+            (json!({"appId": "a", "capabilities": ["ManageEndpointSecret"]}), "secrets rotate"),
+            (
+                json!({"appId": "a", "capabilities": ["ManageEndpoint", "CreateAttempts"]}),
+                "manage secrets rotate replay",
+            ),
         ] {
             assert_eq!(may(whoami.clone()), expected, "{whoami}");
         }

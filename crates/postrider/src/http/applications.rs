@@ -136,6 +136,7 @@ impl Wanted {
             rate_limit: self.rate_limit,
             rules: self.rules.apply(None).to_store(),
             source: None,
+            pollers: None,
             metadata: self.metadata,
             created_at: now,
             updated_at: now,
@@ -148,6 +149,7 @@ impl Wanted {
             version: old.version + 1,
             rules,
             source: old.source.clone(),
+            pollers: old.pollers.clone(),
             created_at: old.created_at,
             ..self.create(old.key, now)
         }
@@ -374,7 +376,7 @@ async fn patch(
             check_rules(&api, Some(&old), &new)?;
         }
         let shown = ApplicationOut::of(&api.ids, new.clone());
-        match app.store.put_application(new, Expect::Version(old.version)).await {
+        match app.store.put_application(new, Expect::Version(old.version), None).await {
             Err(PutError::Changed) => continue,
             written => written?,
         }

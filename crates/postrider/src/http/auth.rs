@@ -14,7 +14,7 @@ use super::{
     guesses::Peer,
 };
 use crate::{
-    credentials::{Bearer, InDoubt, Refusal, scopes::Scope},
+    credentials::{Bearer, Identity, InDoubt, Refusal, scopes::Scope},
     directory::AppEntry,
     ids::SourceKey,
     sources,
@@ -75,9 +75,11 @@ impl FromRequestParts<Arc<Api>> for Caller {
             let _ = noticed.bearer.set(Arc::clone(&bearer));
         }
         match door.need {
-            Need::Nothing | Need::Anyone => Ok(Self(bearer)),
+            Need::Nothing => Ok(Self(bearer)),
+            Need::Anyone if !is_a_pollers(&bearer) => Ok(Self(bearer)),
             Need::Scope(scope) if bearer.scopes.allow(scope) => Ok(Self(bearer)),
-            Need::Scope(_) => Err(Error::InsufficientAccess),
+            Need::Poller(scope) if bearer.scopes.allow(scope) || is_a_pollers(&bearer) => Ok(Self(bearer)),
+            Need::Anyone | Need::Scope(_) | Need::Poller(_) => Err(Error::InsufficientAccess),
         }
     }
 }
@@ -103,8 +105,23 @@ impl Caller {
         })
     }
 
+    /// What the token calls itself that was brought, if it is one and has a name.
+    pub fn token_name(&self) -> Option<&str> {
+        match &self.0.identity {
+            Identity::Token { name, .. } => name.as_deref(),
+            Identity::ApiKey(_) => None,
+        }
+    }
+
     pub fn require(&self, scope: Scope) -> Result<(), Error> {
         if self.0.scopes.allow(scope) { Ok(()) } else { Err(Error::InsufficientAccess) }
+    }
+}
+
+fn is_a_pollers(bearer: &Bearer) -> bool {
+    match &bearer.principal {
+        Principal::Environment => false,
+        Principal::Application { access, .. } => access.poller.is_some(),
     }
 }
 
@@ -250,6 +267,7 @@ async fn operational(api: &Api, environment: &Environment) -> Result<Arc<AppEntr
         rate_limit: None,
         rules: None,
         source: None,
+        pollers: None,
         metadata: Metadata::new(),
         created_at: now,
         updated_at: now,
@@ -382,7 +400,7 @@ mod tests {
             (&[ManageEndpoint], ManageEndpointSecret, true),
             (&[ManageEndpoint], CreateAttempts, false),
         ] {
-            let access = Access { capabilities: held.to_vec(), feature_flags: None };
+            let access = Access { capabilities: held.to_vec(), feature_flags: None, poller: None };
             assert_eq!(allows(&access, wanted), allowed, "{held:?} {wanted:?}");
         }
     }

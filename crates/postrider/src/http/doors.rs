@@ -22,9 +22,11 @@ pub struct Door {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     Nothing,
-    /// Any token or key that holds.
+    /// Any token or key that holds, but a poller's.
     Anyone,
     Scope(Scope),
+    /// The token of a poller, or else this.
+    Poller(Scope),
 }
 
 /// Whether a call goes into the audit log.
@@ -60,6 +62,9 @@ const REPLAY: Need = Need::Scope(Scope::Replay);
 const ADMIN: Need = Need::Scope(Scope::Admin);
 const INGEST: Need = Need::Scope(Scope::Ingest);
 const METRICS: &str = "metrics";
+
+const POLL: Need = Need::Poller(Scope::Read);
+const MOVE: Need = Need::Poller(Scope::Manage);
 
 use Audit::{No, Yes};
 
@@ -191,6 +196,20 @@ pub const ALL: &[Door] = &[
     door("POST", "/api/v1/app/{app_id}/msg/bulk-expunge", "v1.message.bulk-expunge-content", MANAGE, Yes),
     door("POST", "/api/v1/app/{app_id}/msg/expunge-all-contents", "v1.message.expunge-all-contents", MANAGE, Yes),
 
+    door("GET", "/api/v1/app/{app_id}/poller", "v1.message.poller.list", READ, No),
+    door("POST", "/api/v1/app/{app_id}/poller", "v1.message.poller.create", MANAGE, Yes),
+    door("PUT", "/api/v1/app/{app_id}/poller/{sink_id}", "v1.message.poller.update", MANAGE, Yes),
+    door("DELETE", "/api/v1/app/{app_id}/poller/{sink_id}", "v1.message.poller.delete", MANAGE, Yes),
+    door("GET", "/api/v1/app/{app_id}/poller/{sink_id}", "v1.message.poller.poll", POLL, No),
+    door("GET", "/api/v1/app/{app_id}/poller/{sink_id}/consumer", "v1.message.poller.list-consumers", POLL, No),
+    // How far a consumer has come is said with every poll, as often as there are messages.
+    door("GET", "/api/v1/app/{app_id}/poller/{sink_id}/consumer/{consumer_id}", "v1.message.poller.consumer-poll", MOVE, No),
+    door("DELETE", "/api/v1/app/{app_id}/poller/{sink_id}/consumer/{consumer_id}", "v1.message.poller.delete-consumer", MANAGE, Yes),
+    door("POST", "/api/v1/app/{app_id}/poller/{sink_id}/consumer/{consumer_id}/commit", "v1.message.poller.consumer-commit", MOVE, No),
+    door("POST", "/api/v1/app/{app_id}/poller/{sink_id}/consumer/{consumer_id}/seek", "v1.message.poller.consumer-seek", MOVE, Yes),
+    door("GET", "/api/v1/auth/app/{app_id}/poller/{endpoint_id}/token", "v1.authentication.get-poller-token", MANAGE, Yes),
+    door("POST", "/api/v1/auth/app/{app_id}/poller/{endpoint_id}/token/rotate", "v1.authentication.rotate-poller-token", MANAGE, Yes),
+
     door("GET", "/api/v1/app/{app_id}/attempt/endpoint/{endpoint_id}", "v1.message-attempt.list-by-endpoint", READ, No),
     door("GET", "/api/v1/app/{app_id}/attempt/msg/{msg_id}", "v1.message-attempt.list-by-msg", READ, No),
     door("GET", "/api/v1/app/{app_id}/tail", "v1.message-attempt.tail", READ, No),
@@ -250,11 +269,13 @@ mod tests {
     #[test]
     fn whatever_may_change_something_is_written_down() {
         for door in ALL.iter().filter(|door| door.audit == No) {
+            // Or so much, and so often, that it would drown the rest.
             let changes_nothing = matches!(door.method, "GET" | "HEAD")
                 || matches!(
                     door.operation,
                     "v1.message.create"
                         | "v1.ingest.receive"
+                        | "v1.message.poller.consumer-commit"
                         | "v1.schedule.preview"
                         | "v1.application.preview-schedule"
                 );

@@ -546,7 +546,7 @@ async fn create(
     query.finish()?;
     let (wanted, private) =
         parse::<EndpointIn>(&body)?.wanted(&api.url_rules(), api.settings.default_signature_type, &mut *api.rng())?;
-    event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
+    event_types::check_exist(&api, &app.principal, ("eventTypes", wanted.event_types.as_deref())).await?;
     make(&api, &app, (wanted, private), (&key, &body), EndpointOut::of).await
 }
 
@@ -605,7 +605,7 @@ async fn put(
     app.require(Capability::ManageEndpoint)?;
     query.finish()?;
     let wanted = parse::<EndpointUpsertIn>(&body)?.wanted(&api.url_rules())?;
-    event_types::check_exist(&api, &app.principal, wanted.event_types.as_deref()).await?;
+    event_types::check_exist(&api, &app.principal, ("eventTypes", wanted.event_types.as_deref())).await?;
     replace(&api, &app, wanted, EndpointOut::of).await
 }
 
@@ -694,7 +694,7 @@ async fn patch(
             api.fit_to_url(&mut new, credentials.as_ref())?;
         }
         if new.event_types != old.event_types {
-            event_types::check_exist(&api, &app.principal, new.event_types.as_deref()).await?;
+            event_types::check_exist(&api, &app.principal, ("eventTypes", new.event_types.as_deref())).await?;
         }
         if new.rules != old.rules {
             check_rules(&api, &app, Some(&old), &new)?;

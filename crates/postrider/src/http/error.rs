@@ -83,6 +83,10 @@ impl Error {
         Self::Invalid(vec![Flaw::new("query", [name], msg)])
     }
 
+    pub fn invalid_path(name: &str, msg: impl Into<String>) -> Self {
+        Self::Invalid(vec![Flaw::new("path", [name], msg)])
+    }
+
     pub fn invalid_header(name: &str, msg: impl Into<String>) -> Self {
         Self::Invalid(vec![Flaw::new("header", [name], msg)])
     }
@@ -222,6 +226,7 @@ impl From<StoreError> for Error {
 impl From<PutError> for Error {
     fn from(fault: PutError) -> Self {
         match fault {
+            PutError::Full => Self::LimitReached("A poller can have 100 consumers"),
             PutError::Taken => Self::Conflict("The uid is in use already".into()),
             PutError::Changed => Self::Conflict("Someone else changed this meanwhile; read it again".into()),
             PutError::KeyReused => Self::Conflict("This idempotency key was used before with another request".into()),

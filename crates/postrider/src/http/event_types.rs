@@ -283,11 +283,15 @@ fn is_shown(event_type: &EventType, principal: &Principal) -> bool {
 }
 
 /// Refuses names of event types that do not exist, as far as the caller can see.
-pub async fn check_exist(api: &Api, principal: &Principal, names: Option<&[String]>) -> Result<(), Error> {
+pub async fn check_exist(
+    api: &Api,
+    principal: &Principal,
+    (field, names): (&str, Option<&[String]>),
+) -> Result<(), Error> {
     for name in names.unwrap_or_default() {
         let found = api.records.event_type(name).await?;
         if !found.is_some_and(|found| is_shown(&found, principal)) {
-            return Err(Error::invalid(["eventTypes"], format!("there is no event type `{name}`; create it first")));
+            return Err(Error::invalid([field], format!("there is no event type `{name}`; create it first")));
         }
     }
     Ok(())

@@ -55,7 +55,7 @@ pub fn made_at(key: impl PublicKey) -> Timestamp {
 }
 
 /// A value that is judged as if it stood in a body.
-fn valid<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, Error> {
+pub fn valid<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, Error> {
     T::deserialize(text.into_deserializer())
         .map_err(|fault: value::Error| Error::invalid_query(name, fault.to_string()))
 }

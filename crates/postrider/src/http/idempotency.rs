@@ -145,7 +145,7 @@ mod tests {
         let everyone = Principal::Environment;
         let someone = Principal::Application {
             app: AppKey::new(4),
-            access: Access { capabilities: vec![], feature_flags: None },
+            access: Access { capabilities: vec![], feature_flags: None, poller: None },
         };
         let first = of("k", "/a?b=1", &everyone, b"x");
         assert_eq!(first, of("k", "/a?b=1", &everyone, b"x"));

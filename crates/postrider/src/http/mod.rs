@@ -36,6 +36,9 @@ pub mod openapi;
 pub mod operational_deliveries;
 pub mod page;
 pub mod payload;
+pub mod poll;
+pub mod poller_tokens;
+pub mod pollers;
 pub mod portal;
 pub mod public_keys;
 pub mod replays;
@@ -197,6 +200,9 @@ fn managed() -> OpenApiRouter<Arc<Api>> {
         .merge(health::routes())
         .merge(messages::routes())
         .merge(nodes::routes())
+        .merge(poll::routes())
+        .merge(poller_tokens::routes())
+        .merge(pollers::routes())
         .merge(portal::routes())
         .merge(public_keys::routes())
         .merge(replays::routes())

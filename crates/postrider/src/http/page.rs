@@ -52,6 +52,15 @@ impl ListKey for Name {
     }
 }
 
+/// How many rows were asked for.
+pub fn limit_of(query: &mut Query) -> Result<usize, Error> {
+    match query.parsed::<i64>("limit", "a whole number")? {
+        None => Ok(LIMIT_DEFAULT),
+        Some(limit @ 1..=LIMIT_MAX) => Ok(limit as usize),
+        Some(_) => Err(Error::invalid_query("limit", format!("must be between 1 and {LIMIT_MAX}"))),
+    }
+}
+
 /// Which page was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked<K> {
@@ -63,12 +72,9 @@ pub struct Asked<K> {
 impl<K: ListKey> Asked<K> {
     /// Takes `limit` and `iterator` out of the query, for a list that is always in this order.
     pub fn take(query: &mut Query, ids: &IdCodec, order: Order) -> Result<Self, Error> {
-        let limit = query.parsed::<i64>("limit", "a whole number")?.unwrap_or(LIMIT_DEFAULT);
-        if !(1..=LIMIT_MAX).contains(&limit) {
-            return Err(Error::invalid_query("limit", format!("must be between 1 and {LIMIT_MAX}")));
-        }
+        let limit = limit_of(query)?;
         let from = query.text("iterator")?.map(|text| cut(&text, ids)).transpose()?;
-        Ok(Self { from, order, limit: limit as usize })
+        Ok(Self { from, order, limit })
     }
 
     /// The same, for a list whose order the caller may choose.
@@ -136,7 +142,7 @@ fn cut<K: ListKey>(text: &str, ids: &IdCodec) -> Result<Cut<K>, Error> {
 
 /// No name has it, and no URL needs to encode it.
 const DASH_FOLLOWS: char = '~';
-const LIMIT_DEFAULT: i64 = 50;
+const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: i64 = 250;
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl AppPortalAccessIn {
             return Err(Error::invalid(["expiry"], "must be between 3600 (an hour) and 604800 (a week)"));
         }
         let flags = self.feature_flags.iter().flat_map(|flags| flags.0.iter().map(|flag| flag.0.clone()));
-        Ok((Access { capabilities, feature_flags: Some(flags.collect()) }, expiry))
+        Ok((Access { capabilities, feature_flags: Some(flags.collect()), poller: None }, expiry))
     }
 }
 
@@ -116,6 +116,16 @@ async fn access(
     link(&api, app, &access, session, expiry, &here)
 }
 
+pub(super) fn mint_failed(fault: MintError) -> Error {
+    match fault {
+        MintError::NoPrivateKey => Error::NotImplemented("This server checks tokens and cannot make them"),
+        MintError::Sign(_) | MintError::Random(_) => {
+            error!(error = %fault, "a token could not be made");
+            Error::Internal
+        }
+    }
+}
+
 fn link(
     api: &Api,
     app: AppKey,
@@ -126,13 +136,7 @@ fn link(
 ) -> Result<Response, Error> {
     // A repetition gets a token of its own. It changes nothing, and a kept answer would lay a credential open.
     let minted = api.credentials.tokens().mint_session(app, access, session, (api.clock)(), expiry);
-    let token = minted.map_err(|fault| match fault {
-        MintError::NoPrivateKey => Error::NotImplemented("This server checks tokens and cannot make them"),
-        MintError::Sign(_) | MintError::Random(_) => {
-            error!(error = %fault, "a token could not be made");
-            Error::Internal
-        }
-    })?;
+    let token = minted.map_err(mint_failed)?;
     let base = here.0.clone().ok_or(Error::Internal)?;
     Ok(json(StatusCode::OK, &AppPortalAccessOut { url: format!("{base}/portal#key={token}"), token }))
 }

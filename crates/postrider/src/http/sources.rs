@@ -18,7 +18,11 @@ use crate::{
     credentials::scopes::Scope,
     ids::{Kind, SourceKey},
     ingest::content::is_text,
-    sources::{self, PASS_HEADERS_MAX, Settings, Source, presets::Flaw, reading::Place},
+    sources::{
+        self, PASS_HEADERS_MAX, Settings, Source, fields,
+        presets::{self, Flaw},
+        reading::Place,
+    },
     tokens::Principal,
 };
 use axum::{
@@ -130,6 +134,36 @@ pub struct IngestSourceOut {
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+pub struct IngestSourceListOut {
+    data: Vec<IngestSourceOut>,
+    /// Where the next page begins; null if this one is empty.
+    #[schema(required)]
+    iterator: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prev_iterator: Option<String>,
+    /// There is nothing more in this direction.
+    done: bool,
+    /// Those of this page that are there and cannot be read. What is sent to them is answered with 503.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable: Vec<UnreadableSourceOut>,
+}
+
+/// What is known of a source whose settings cannot be read: not its type, for one, without which it is no source of the
+/// contract's.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreadableSourceOut {
+    id: String,
+    uid: Option<String>,
+    name: String,
+    metadata: BTreeMap<String, String>,
+    app_id: String,
+    created_at: Time,
+    updated_at: Time,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct RotateTokenOut {
     ingest_url: String,
 }
@@ -170,8 +204,11 @@ impl<'de> Deserialize<'de> for SourceUid {
 }
 
 impl From<Flaw> for Error {
-    fn from(Flaw { field, msg }: Flaw) -> Self {
-        Self::invalid([field], msg)
+    fn from(Flaw { field, part, msg }: Flaw) -> Self {
+        match part {
+            Some(part) => Self::invalid([field, &part], msg),
+            None => Self::invalid([field], msg),
+        }
     }
 }
 
@@ -193,7 +230,7 @@ impl IngestSourceIn {
         let kind = std::mem::take(&mut self.kind);
         let config = self.config.take();
         settings.config = match settings.kind == kind {
-            true => with_secret_of(config, settings.config.as_ref()),
+            true => with_secrets_of(&kind, config, settings.config.as_ref()),
             false => config,
         };
         settings.kind = kind;
@@ -202,18 +239,31 @@ impl IngestSourceIn {
     }
 }
 
-/// A secret is never shown, so that whoever puts back what he was shown means to keep it. `null` takes it away, where a source
-/// may be without.
-fn with_secret_of(config: Option<Value>, old: Option<&Value>) -> Option<Value> {
-    let Some(secret) = old.and_then(|old| old.get(SECRET)).filter(|secret| !secret.is_null()) else { return config };
+/// What a body says that a source is, beside what it was. `token`: of its URL, if it was not.
+pub fn settings(body: &[u8], old: Option<&Settings>, token: &str) -> Result<Settings, Error> {
+    parse::<IngestSourceIn>(body)?.settings(old, || token.to_owned())
+}
+
+/// Secrets are never shown, so that whoever puts back what he was shown means to keep them. `null` takes one away, where a
+/// source may be without.
+fn with_secrets_of(kind: &str, config: Option<Value>, old: Option<&Value>) -> Option<Value> {
+    let secrets = presets::find(kind).map_or(fields::NONE, |preset| preset.fields).iter();
+    let secrets = secrets.filter(|field| field.kind == fields::Kind::Secret);
+    let kept: Vec<_> = secrets
+        .filter_map(|field| Some((field.name, old?.get(field.name)?)))
+        .filter(|(_, secret)| !secret.is_null())
+        .collect();
+    if kept.is_empty() {
+        return config;
+    }
     let mut config = config.unwrap_or_else(|| Value::Object(Map::new()));
-    if let Value::Object(fields) = &mut config {
-        fields.entry(SECRET).or_insert_with(|| secret.clone());
+    if let Value::Object(given) = &mut config {
+        for (name, secret) in kept {
+            given.entry(name).or_insert_with(|| secret.clone());
+        }
     }
     Some(config)
 }
-
-const SECRET: &str = "secret";
 
 type ReadingPatch = (Patch<Several<String, PASS_HEADERS_MAX>>, Patch<Place>, Patch<Place>);
 
@@ -272,6 +322,20 @@ impl<'a> Shown<'a> {
         })
     }
 
+    /// The others are shown all the same.
+    fn in_list(&self, application: Application) -> Result<IngestSourceOut, Box<UnreadableSourceOut>> {
+        let unreadable = UnreadableSourceOut {
+            id: self.api.ids.id_of(SourceKey(application.key)),
+            uid: application.uid.as_deref().map(|uid| sources::source_uid(uid).to_owned()),
+            name: application.name.clone(),
+            metadata: application.metadata.clone(),
+            app_id: self.api.ids.id_of(application.key),
+            created_at: Time(application.created_at),
+            updated_at: Time(application.updated_at),
+        };
+        self.source(application).map_err(|_| Box::new(unreadable))
+    }
+
     fn url(&self, settings: &Settings) -> Option<String> {
         Some(format!("{}{PATH}{}", self.base.as_ref()?, settings.token))
     }
@@ -306,6 +370,7 @@ fn application(key: AppKey, wanted: IngestSourceIn, sealed: Option<Vec<u8>>, now
         rate_limit: None,
         rules: None,
         source: sealed,
+        pollers: None,
         metadata: wanted.metadata.unwrap_or_default().0,
         created_at: now,
         updated_at: now,
@@ -319,7 +384,7 @@ fn application(key: AppKey, wanted: IngestSourceIn, sealed: Option<Vec<u8>>, now
         ("iterator" = Option<String>, Query),
         ("order" = Option<String>, Query, description = "ascending (the default) or descending"),
     ),
-    responses((status = 200, body = ListOut<IngestSourceOut>)))]
+    responses((status = 200, body = IngestSourceListOut)))]
 async fn list(State(api): State<Arc<Api>>, caller: Caller, here: Here, mut query: Query) -> Result<Response, Error> {
     let environment = caller.environment(&api)?;
     let asked = Asked::<SourceKey>::take_ordered(&mut query, &api.ids, Order::Ascending)?;
@@ -331,11 +396,16 @@ async fn list(State(api): State<Arc<Api>>, caller: Caller, here: Here, mut query
     });
     let rows = environment.store().applications_of(AppKind::Source, Page { from, order, limit }).await?;
     let shown = Shown::to(&api, &caller, &here);
-    let ListOut { data, iterator, prev_iterator, done } =
-        asked.answer(rows, &api.ids, |row| SourceKey(row.key), |row| shown.source(row));
-    // One that cannot be read hides none of the others. The log says which it is, and that it takes nothing.
-    let data: Vec<_> = data.into_iter().flatten().collect();
-    Ok(json(StatusCode::OK, &ListOut { data, iterator, prev_iterator, done }))
+    let list = asked.answer(rows, &api.ids, |row| SourceKey(row.key), |row| shown.in_list(row));
+    let (mut data, mut unreadable) = (Vec::new(), Vec::new());
+    for source in list.data {
+        match source {
+            Ok(source) => data.push(source),
+            Err(source) => unreadable.push(*source),
+        }
+    }
+    let ListOut { iterator, prev_iterator, done, .. } = list;
+    Ok(json(StatusCode::OK, &IngestSourceListOut { data, iterator, prev_iterator, done, unreadable }))
 }
 
 /// Create a source.
@@ -441,6 +511,7 @@ async fn put(
                     version: old.version + 1,
                     rate_limit: old.rate_limit,
                     rules: old.rules,
+                    pollers: old.pollers,
                     created_at: old.created_at,
                     ..application(old.key, wanted, api.seal_source(old.key, &settings), now)
                 };

@@ -1,10 +1,12 @@
 //! Sources: where other services send their webhooks, which become messages of the source's application (decision 23).
 //!
 //! What a source is lies sealed in its application's row, because most of it is secret: the token in its URL and what
-//! requests are verified with. `presets` knows the services; `reading` makes a message of a request; `challenge` answers
+//! requests are verified with. `presets` knows the services and `fields` what they want
+//! to know; `reading` makes a message of a request; `challenge` answers
 //! what a service asks before it sends anything.
 
 pub mod challenge;
+pub mod fields;
 pub mod presets;
 pub mod reading;
 

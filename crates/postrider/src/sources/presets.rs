@@ -4,7 +4,10 @@
 //! and `twilio`. A type that is not in the table is refused by name: whoever sets up a source must not believe that it
 //! verifies what it cannot.
 
-use super::challenge::Challenge;
+use super::{
+    challenge::Challenge,
+    fields::{self, Field},
+};
 use postrider_signature::{
     Encoding, Hash, HmacForm, SignedText, Source as Verifier, SourceKey, TimeUnit, Timestamp, VerifyingSecret,
 };
@@ -23,6 +26,8 @@ pub struct Preset {
     pub types: &'static [&'static str],
     /// What goes along to the endpoints, in lower case.
     pub headers: &'static [&'static str],
+    /// What its configuration consists of.
+    pub fields: &'static [Field],
     prepare: fn(Option<&Value>) -> Result<Prepared, Flaw>,
 }
 
@@ -40,16 +45,22 @@ pub struct Prepared {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
     pub field: &'static str,
+    /// Where in it.
+    pub part: Option<String>,
     pub msg: String,
 }
 
 impl Flaw {
     pub fn new(field: &'static str, msg: impl Into<String>) -> Self {
-        Self { field, msg: msg.into() }
+        Self { field, part: None, msg: msg.into() }
     }
 
     fn config(msg: impl Into<String>) -> Self {
         Self::new("config", msg)
+    }
+
+    fn in_config(part: &str, msg: impl Into<String>) -> Self {
+        Self { part: Some(part.to_owned()), ..Self::config(msg) }
     }
 }
 
@@ -70,20 +81,24 @@ pub fn find(kind: &str) -> Result<&'static Preset, Flaw> {
     })
 }
 
-const fn preset(name: &'static str, prepare: fn(Option<&Value>) -> Result<Prepared, Flaw>) -> Preset {
-    Preset { name, ids: &[], signs_id: false, types: &[], headers: &[], prepare }
+const fn preset(
+    name: &'static str,
+    fields: &'static [Field],
+    prepare: fn(Option<&Value>) -> Result<Prepared, Flaw>,
+) -> Preset {
+    Preset { name, ids: &[], signs_id: false, types: &[], headers: &[], fields, prepare }
 }
 
 /// One of the many that sign as Standard Webhooks describes, or as Svix did before.
 const fn standard_preset(name: &'static str) -> Preset {
     let ids = &["header:webhook-id", "header:svix-id"];
-    Preset { ids, signs_id: true, types: &["body:/type"], ..preset(name, standard) }
+    Preset { ids, signs_id: true, types: &["body:/type"], ..preset(name, fields::SECRET, standard) }
 }
 
 pub static PRESETS: &[Preset] = &[
-    preset("generic-webhook", nothing),
-    preset("hmac", hmac),
-    preset("token", token),
+    preset("generic-webhook", fields::NONE, nothing),
+    preset("hmac", fields::HMAC, hmac),
+    preset("token", fields::TOKEN, token),
     standard_preset("svix"),
     standard_preset("beehiiv"),
     standard_preset("brex"),
@@ -101,10 +116,14 @@ pub static PRESETS: &[Preset] = &[
     standard_preset("safebase"),
     standard_preset("sardine"),
     standard_preset("stych"),
-    Preset { types: &["body:/event"], ..preset("adobe-sign", adobe_sign) },
-    Preset { ids: &["body:/id"], types: &["body:/name"], ..preset("airwallex", airwallex) },
-    Preset { types: &["body:/event"], ..preset("docusign", docusign) },
-    Preset { ids: &["body:/id"], types: &["body:/description"], ..preset("easypost", easypost) },
+    Preset { types: &["body:/event"], ..preset("adobe-sign", fields::ADOBE_SIGN, adobe_sign) },
+    Preset { ids: &["body:/id"], types: &["body:/name"], ..preset("airwallex", fields::SECRET, airwallex) },
+    Preset { types: &["body:/event"], ..preset("docusign", fields::SECRET_OR_NONE, docusign) },
+    Preset {
+        ids: &["body:/id"],
+        types: &["body:/description"],
+        ..preset("easypost", fields::SECRET_OR_NONE, easypost)
+    },
     Preset {
         ids: &["header:x-github-delivery"],
         types: &["header:x-github-event"],
@@ -115,12 +134,15 @@ pub static PRESETS: &[Preset] = &[
             "x-github-hook-installation-target-id",
             "x-github-hook-installation-target-type",
         ],
-        ..preset("github", github)
+        ..preset("github", fields::SECRET_OR_NONE, github)
     },
-    Preset { types: &["body:/0/subscriptionType", "body:/subscriptionType"], ..preset("hubspot", hubspot) },
-    Preset { types: &["body:/object"], ..preset("meta", meta) },
-    Preset { ..preset("port-io", port_io) },
-    Preset { ids: &["body:/messageId"], types: &["body:/type"], ..preset("segment", segment) },
+    Preset {
+        types: &["body:/0/subscriptionType", "body:/subscriptionType"],
+        ..preset("hubspot", fields::SECRET_OR_NONE, hubspot)
+    },
+    Preset { types: &["body:/object"], ..preset("meta", fields::META, meta) },
+    Preset { ..preset("port-io", fields::SECRET, port_io) },
+    Preset { ids: &["body:/messageId"], types: &["body:/type"], ..preset("segment", fields::SECRET_OR_NONE, segment) },
     Preset {
         // One event can make several webhooks, which have its id in common: this one is of the webhook, and stays when it is
         // sent again.
@@ -134,24 +156,24 @@ pub static PRESETS: &[Preset] = &[
             "x-shopify-event-id",
             "x-shopify-triggered-at",
         ],
-        ..preset("shopify", shopify)
+        ..preset("shopify", fields::SECRET, shopify)
     },
     Preset {
         ids: &["body:/event_id"],
         types: &["body:/event/type", "body:/type"],
         headers: &["x-slack-retry-num", "x-slack-retry-reason"],
-        ..preset("slack", slack)
+        ..preset("slack", fields::SECRET, slack)
     },
-    Preset { ids: &["body:/id"], types: &["body:/type"], ..preset("stripe", stripe) },
-    Preset { types: &["body:/0/type"], ..preset("tailscale", tailscale) },
+    Preset { ids: &["body:/id"], types: &["body:/type"], ..preset("stripe", fields::SECRET, stripe) },
+    Preset { types: &["body:/0/type"], ..preset("tailscale", fields::TAILSCALE, tailscale) },
     Preset {
         ids: &["header:i-twilio-idempotency-token"],
         headers: &["i-twilio-idempotency-token", "x-home-region"],
-        ..preset("twilio", twilio)
+        ..preset("twilio", fields::TWILIO, twilio)
     },
-    Preset { types: &["body:/message/type"], ..preset("vapi", vapi) },
-    Preset { types: &["body:/eventType"], ..preset("veriff", veriff) },
-    Preset { types: &["body:/event"], ..preset("zoom", zoom) },
+    Preset { types: &["body:/message/type"], ..preset("vapi", fields::SECRET, vapi) },
+    Preset { types: &["body:/eventType"], ..preset("veriff", fields::SECRET, veriff) },
+    Preset { types: &["body:/event"], ..preset("zoom", fields::SECRET, zoom) },
 ];
 
 /// The rest of the contract's.
@@ -243,14 +265,23 @@ enum UnitName {
 
 fn read<T: DeserializeOwned>(config: Option<&Value>) -> Result<T, Flaw> {
     let config = config.cloned().ok_or_else(|| Flaw::config("is missing"))?;
-    serde_json::from_value(config).map_err(|error| Flaw::config(error.to_string()))
+    serde_path_to_error::deserialize(config).map_err(|fault| {
+        let (path, msg) = (fault.path().to_string(), fault.into_inner().to_string());
+        // Serde names a field that is not there, and has no path to it.
+        let missing = msg.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+        match (missing, path.as_str()) {
+            (Some((name, _)), _) => Flaw::in_config(name, "is missing"),
+            (None, ".") => Flaw::config(msg),
+            (None, part) => Flaw::in_config(part, msg),
+        }
+    })
 }
 
 /// A secret of its text, which nobody leaves empty on purpose.
 fn key(field: &str, text: &str) -> Result<SourceKey, Flaw> {
     match text.len() {
         1..=SECRET_MAX => Ok(SourceKey::text(text)),
-        _ => Err(Flaw::config(format!("`{field}` must be 1 to {SECRET_MAX} bytes"))),
+        _ => Err(Flaw::in_config(field, format!("must be 1 to {SECRET_MAX} bytes"))),
     }
 }
 
@@ -261,7 +292,7 @@ fn secret(config: Option<&Value>) -> Result<SourceKey, Flaw> {
 fn header_name(field: &str, text: &str) -> Result<String, Flaw> {
     match http::HeaderName::from_bytes(text.as_bytes()) {
         Ok(name) => Ok(name.as_str().to_owned()),
-        Err(_) => Err(Flaw::config(format!("`{field}` must be the name of a header"))),
+        Err(_) => Err(Flaw::in_config(field, "must be the name of a header")),
     }
 }
 
@@ -298,7 +329,7 @@ fn nothing(config: Option<&Value>) -> Result<Prepared, Flaw> {
 
 fn standard(config: Option<&Value>) -> Result<Prepared, Flaw> {
     let Secret { secret } = read(config)?;
-    let secret = VerifyingSecret::parse(&secret).map_err(|error| Flaw::config(format!("`secret`: {error}")))?;
+    let secret = VerifyingSecret::parse(&secret).map_err(|error| Flaw::in_config("secret", error.to_string()))?;
     Ok(hidden(Verifier::standard([secret])))
 }
 
@@ -399,10 +430,13 @@ fn segment(config: Option<&Value>) -> Result<Prepared, Flaw> {
 fn tailscale(config: Option<&Value>) -> Result<Prepared, Flaw> {
     let Tailscale { secret, timestamp_grace_seconds } = read(config)?;
     let verifier = Verifier::like_stripe("tailscale-webhook-signature", [key("secret", &secret)?]);
-    Ok(hidden(match timestamp_grace_seconds {
-        Some(seconds) => verifier.with_tolerance(Duration::from_secs(seconds.into())),
-        None => verifier,
-    }))
+    Ok(match timestamp_grace_seconds {
+        Some(seconds) => {
+            let shown = Some(json!({"timestampGraceSeconds": seconds}));
+            Prepared { shown, ..hidden(verifier.with_tolerance(Duration::from_secs(seconds.into()))) }
+        }
+        None => hidden(verifier),
+    })
 }
 
 /// `x-hmac-signature: <hex>`, of the body.
@@ -425,7 +459,7 @@ fn adobe_sign(config: Option<&Value>) -> Result<Prepared, Flaw> {
             let secret_header = Some(super::challenge::ADOBE_SIGN.to_owned());
             Ok(Prepared { challenge: Challenge::AdobeSign { client_id }, secret_header, ..hidden(verifier) })
         }
-        Err(_) => Err(Flaw::config("`clientId` must fit in a header")),
+        Err(_) => Err(Flaw::in_config("clientId", "must fit in a header")),
     }
 }
 
@@ -448,7 +482,7 @@ fn hmac(config: Option<&Value>) -> Result<Prepared, Flaw> {
             },
         }),
         None if wanted.timestamp_unit.is_some() || wanted.tolerance_seconds.is_some() => {
-            return Err(Flaw::config("`timestampUnit` and `toleranceSeconds` need a `timestampHeader`"));
+            return Err(Flaw::in_config("timestampHeader", "is needed for `timestampUnit` and `toleranceSeconds`"));
         }
         None => None,
     };
@@ -464,11 +498,11 @@ fn hmac(config: Option<&Value>) -> Result<Prepared, Flaw> {
             HashName::Sha512 => Hash::Sha512,
         },
         timestamp,
-        signed: SignedText::parse(signed).map_err(|error| Flaw::config(format!("`signed`: {error}")))?,
+        signed: SignedText::parse(signed).map_err(|error| Flaw::in_config("signed", error.to_string()))?,
         ..HmacForm::new(&header_name("header", &wanted.header)?)
     };
     let verifier = Verifier::hmac(form, [key("secret", &wanted.secret)?]);
-    let verifier = verifier.map_err(|error| Flaw::config(format!("`signed`: {error}")))?;
+    let verifier = verifier.map_err(|error| Flaw::in_config("signed", error.to_string()))?;
     let tolerance = wanted.tolerance_seconds.map(|seconds| Duration::from_secs(seconds.into()));
     let verifier = match tolerance {
         Some(tolerance) => verifier.with_tolerance(tolerance),

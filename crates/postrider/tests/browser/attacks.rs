@@ -52,6 +52,7 @@ struct Place {
     app: String,
     endpoint: String,
     message: String,
+    poller: String,
     /// Calls that took it, and those that do not take such a text.
     stored: usize,
     refused: usize,
@@ -59,7 +60,7 @@ struct Place {
 
 /// Of each string: an application's name and metadata; an endpoint's address, description, metadata, and a header's value and
 /// name; an event type's description, schema, group and name; a key's name; a message's payload (names and values), type, id,
-/// order and tag; an operational endpoint's description; the receiver's body and headers; a name in the audit log.
+/// order and tag; a poller's description, name and event type, and a consumer's name; an operational endpoint's description; the receiver's body and headers; a name in the audit log.
 async fn plant(world: &mut World, number: usize, attack: &str) -> Place {
     let (mut stored, mut refused) = (0, 0);
     let mut put = async |method: Method, path: &str, body: Value| {
@@ -116,18 +117,26 @@ async fn plant(world: &mut World, number: usize, attack: &str) -> Place {
     }
     let message = json!({"eventType": "attack.made", "payload": {"text": attack, attack: 1}, "orderingKey": attack});
     let message = id(put(Method::POST, &in_app("msg"), message).await);
+    let poller = id(put(Method::POST, &in_app("poller"), json!({"description": attack})).await);
+    for refused in [json!({"uid": attack}), json!({"filterTypes": [attack]}), json!({"channels": [attack]})] {
+        put(Method::POST, &in_app("poller"), refused).await;
+    }
+    let back = json!({"after": "2020-01-01T00:00:00Z"});
+    for name in ["worker", &*in_path(attack)] {
+        put(Method::POST, &in_app(&format!("poller/{poller}/consumer/{name}/seek")), back.clone()).await;
+    }
     let dead = in_app(&format!("dead-letter/{message}/endpoint/{endpoint}"));
     eventually("the dead letter", async || {
         let (status, _) = world.client.send(Method::GET, &dead, &[], "").await.expect("an answer");
         status.is_success().then_some(())
     })
     .await;
-    Place { attack: attack.to_owned(), app, endpoint, message, stored, refused }
+    Place { attack: attack.to_owned(), app, endpoint, message, poller, stored, refused }
 }
 
 impl Place {
     fn pages(&self) -> Vec<String> {
-        let Self { attack, app, endpoint, message, .. } = self;
+        let Self { attack, app, endpoint, message, poller, .. } = self;
         let (asked, named) = (in_query(attack), in_path(attack));
         vec![
             format!("/apps/{app}"),
@@ -141,6 +150,13 @@ impl Place {
             format!("/apps/{app}/endpoints/{endpoint}/schedule"),
             format!("/apps/{app}/endpoints/{endpoint}/secret"),
             format!("/apps/{app}/endpoints/{endpoint}/delete"),
+            format!("/apps/{app}/pollers"),
+            format!("/apps/{app}/pollers?done={asked}"),
+            format!("/apps/{app}/new-poller"),
+            format!("/apps/{app}/pollers/{poller}"),
+            format!("/apps/{app}/pollers/{poller}/edit"),
+            format!("/apps/{app}/pollers/{poller}/delete"),
+            format!("/apps/{app}/pollers/{named}"),
             format!("/apps/{app}/messages?type={asked}&tag={asked}&channel={asked}&id={asked}"),
             format!("/apps/{app}/messages?type={asked}&tag={asked}&channel={asked}"),
             format!("/apps/{app}/dead-letters?type={asked}&endpoint={asked}&reason={asked}"),

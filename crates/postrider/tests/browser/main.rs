@@ -166,3 +166,33 @@ async fn a_customer_stays_within_his_application() {
     browser.sees("whsec_").await;
     browser.close().await;
 }
+
+/// Without typing a path or a command.
+#[tokio::test]
+async fn a_customer_makes_a_poller_and_copies_its_token() {
+    let mut world = World::start().await;
+    let made = world.client.create("/api/v1/auth/app-portal-access/acme", &json!({})).await;
+    let browser = Browser::open().await;
+    browser.go(&world.server.url()).await;
+    browser.fill("input[name=token]", made["token"].as_str().expect("a token")).await;
+    browser.click("main button").await;
+    browser.click("a[href$='/pollers']").await;
+    browser.sees("There are none yet").await;
+    browser.press("Make a poller").await;
+    browser.fill("#uid", "till").await;
+    browser.fill("#types", "no.such.type").await;
+    browser.press("Make it").await;
+    browser.sees("There is no event type").await;
+    browser.fill("#types", "").await;
+    browser.press("Make it").await;
+    browser.sees("The poller was made").await;
+    browser.press("Show the token").await;
+    browser.sees("Token of till").await;
+    browser.press("Copy").await;
+    browser.sees("Copied").await;
+    let shown = told_by(&browser, "return document.getElementById('token').textContent").await;
+    let told: Value = world.client.get("/api/v1/auth/app/acme/poller/till/token").await.expect("an answer");
+    assert_eq!(shown, told["token"], "nothing around it that would be copied along");
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+    browser.close().await;
+}

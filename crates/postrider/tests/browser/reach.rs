@@ -25,19 +25,32 @@ async fn pages_fit_a_small_screen_and_are_reached_by_keyboard() {
     let message = world.send(&"a.long.event.type.that.has.no.place.to.break".repeat(3)).await;
     assert_eq!(world.end(&message, "long").await.0, "fail");
     let endpoint = world.get("endpoint/long").await["id"].as_str().expect("an id").to_owned();
+    let poller = json!({"uid": "a-long-name-that-does-not-break".repeat(4), "description": "x".repeat(200)});
+    let poller =
+        world.client.create("/api/v1/app/acme/poller", &poller).await["id"].as_str().expect("an id").to_owned();
+    let back = json!({"after": "2020-01-01T00:00:00Z"});
+    world.post(&format!("poller/{poller}/consumer/{}/seek", "worker".repeat(20)), back).await;
+    let source = json!({"name": "x".repeat(200), "uid": "long", "type": "github", "config": {"secret": "s"}});
+    let source = world.client.create("/ingest/api/v1/source", &source).await;
+    let source = format!("/sources/{}", source["id"].as_str().expect("an id"));
     let browser = signed_in(&world).await;
     browser.client.set_window_size(500, 900).await.expect("a small one");
-    let own = ["", "/messages", "/dead-letters", "/new-endpoint", "/live"].map(|rest| format!("/apps/{app}{rest}"));
+    let own = ["", "/messages", "/dead-letters", "/new-endpoint", "/live", "/pollers", "/new-poller"]
+        .map(|rest| format!("/apps/{app}{rest}"));
     let deeper = [
         format!("/apps/{app}/messages/{message}"),
         format!("/apps/{app}/endpoints/{endpoint}"),
         format!("/apps/{app}/endpoints/{endpoint}/edit"),
         format!("/apps/{app}/endpoints/{endpoint}/schedule"),
+        format!("/apps/{app}/pollers/{poller}"),
+        format!("/apps/{app}/pollers/{poller}/edit"),
     ];
     let of_all = [
         "/overview",
         "/apps",
         "/sources",
+        "/sources/new?type=hmac",
+        &source,
         "/event-types",
         "/tasks",
         "/alerts",

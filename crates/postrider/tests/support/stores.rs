@@ -1,7 +1,8 @@
 //! The two stores: a story that is told once is played on both.
 
+use super::server::Server;
 use postrider::clock;
-use postrider_store::{PostgresOptions, PostgresStore, SqliteStore, Store};
+use postrider_store::{AppKind, Application, Expect, Order, Page, PostgresOptions, PostgresStore, SqliteStore, Store};
 use postrider_testbed::Cluster;
 use std::{path::Path, sync::Arc, thread, time::Duration};
 
@@ -75,6 +76,21 @@ pub async fn open_database(url: &str) -> Arc<dyn Store> {
     };
     let url = url.parse().expect("an address");
     Arc::new(PostgresStore::open(&url, clock::now(), options).await.expect("a store"))
+}
+
+/// Makes a source of a server that does not run one that cannot be read.
+pub async fn spoil_source(server: &Server, name: &str) {
+    let store = match server.database_url() {
+        None => StoreKind::Sqlite.open(&server.data()).await,
+        Some(url) => open_database(url).await,
+    };
+    let page = Page { from: None, order: Order::Ascending, limit: 100 };
+    let all = store.applications_of(AppKind::Source, page).await.expect("read");
+    let old = all.into_iter().find(|source| source.name == name).expect("it is there");
+    let expect = Expect::Version(old.version);
+    let spoiled = Application { version: old.version + 1, source: Some(b"not what was sealed".to_vec()), ..old };
+    store.put_application(spoiled, expect, None).await.expect("written");
+    store.close().await;
 }
 
 /// Blocks, on a runtime that is not the caller's: whoever starts a server waits for it in the same way.

@@ -40,6 +40,19 @@ for (const link of document.querySelectorAll("a[data-tick]")) {
   });
 }
 
+/** Copies what stands elsewhere on the page, where the browser lets pages do that. */
+for (const button of document.querySelectorAll("button[data-copy]")) {
+  if (!navigator.clipboard) continue;
+  const label = button.textContent;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const text = document.getElementById(button.dataset.copy).textContent;
+    const copied = await navigator.clipboard.writeText(text).then(() => true, () => false);
+    button.textContent = copied ? "Copied" : "Not allowed here: select it and copy it by hand";
+    setTimeout(() => { button.textContent = label; }, 3000);
+  });
+}
+
 /** Another page of ours, made by the browser's own loader: these pages never turn text into markup. */
 function load(path) {
   return new Promise((done) => {
@@ -76,5 +89,19 @@ for (const form of document.querySelectorAll("form[data-preview]")) {
       const [shown, drawn] = [document, page].map((where) => where.querySelector(form.dataset.preview));
       if (shown && drawn) shown.replaceWith(document.adoptNode(drawn));
     }, 250);
+  });
+}
+
+/** Takes a text over, and where the browser does not let us (plain HTTP), selects it. */
+for (const button of document.querySelectorAll("button[data-copy]")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const place = document.getElementById(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(place.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(place);
+    }
   });
 }

@@ -96,9 +96,14 @@ impl Tenant {
         self.store.application(By::Key(self.app)).await
     }
 
-    pub async fn put_application(&self, application: Application, expect: Expect) -> Result<(), PutError> {
+    pub async fn put_application(
+        &self,
+        application: Application,
+        expect: Expect,
+        remember: Option<Remember>,
+    ) -> Result<(), PutError> {
         self.check(application.key)?;
-        self.store.put_application(application, expect, None).await
+        self.store.put_application(application, expect, remember).await
     }
 
     pub async fn delete_application(&self, at: Timestamp) -> Result<bool, StoreError> {
@@ -188,6 +193,32 @@ impl Tenant {
 
     pub async fn search(&self, search: Search) -> Result<Searched, StoreError> {
         self.store.search(Some(self.app), search).await
+    }
+
+    pub async fn horizon(&self, now: Timestamp) -> Result<MessageKey, StoreError> {
+        self.store.horizon(now).await
+    }
+
+    pub async fn read_on(&self, wanted: ReadOn) -> Result<WasRead, StoreError> {
+        self.store.read_on(self.app, wanted).await
+    }
+
+    /// Of a poller that was found with this application.
+    pub async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError> {
+        self.store.consumer(poller, name).await
+    }
+
+    pub async fn consumers(&self, poller: PollerKey) -> Result<Vec<Consumer>, StoreError> {
+        self.store.consumers(poller).await
+    }
+
+    pub async fn move_consumer(&self, stride: Stride, remember: Option<Remember>) -> Result<Consumer, PutError> {
+        self.check(stride.app)?;
+        self.store.move_consumer(stride, remember).await
+    }
+
+    pub async fn forget_consumers(&self, poller: PollerKey, name: Option<&str>) -> Result<bool, StoreError> {
+        self.store.forget_consumers(poller, name).await
     }
 
     pub async fn deliveries(&self, message: &Message) -> Result<Vec<(EndpointKey, DeliveryState)>, StoreError> {
