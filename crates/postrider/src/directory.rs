@@ -20,6 +20,7 @@ use postrider_engine::{
 };
 use postrider_signature::{PublicKey, SigningKey};
 use postrider_store::{Application, Archived, By, Content, Cut, Endpoint, Order, Page, Store, StoreError};
+use rustc_hash::FxHashMap;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, PoisonError, RwLock},
@@ -84,9 +85,10 @@ pub struct EndpointEntry {
 
 #[derive(Default)]
 struct Known {
-    apps: HashMap<AppKey, Arc<AppEntry>>,
+    // Nobody chooses keys.
+    apps: FxHashMap<AppKey, Arc<AppEntry>>,
     uids: HashMap<String, AppKey>,
-    endpoints: HashMap<EndpointKey, Arc<EndpointEntry>>,
+    endpoints: FxHashMap<EndpointKey, Arc<EndpointEntry>>,
     /// Counts changes.
     generation: u64,
     /// The latest changes and whom they concerned, the newest last. `None`: event types.

@@ -10,7 +10,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Fixed, because the order of iteration over a randomly seeded one could not be repeated.
-pub(super) type FixedHash = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+pub(super) type FixedHash = rustc_hash::FxBuildHasher;
 
 #[derive(Debug, Default)]
 pub(super) struct Stored {

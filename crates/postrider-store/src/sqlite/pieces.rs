@@ -2,7 +2,7 @@
 
 pub use postrider_engine::keys::{first_key_at, time_of_key};
 use rusqlite::{CachedStatement, Connection};
-use std::sync::Arc;
+use std::{fmt::Write, sync::Arc};
 
 /// A stretch of history with tables of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +18,19 @@ pub type Pieces = Arc<Vec<Piece>>;
 impl Piece {
     /// A statement on this piece's tables. Only the piece's own number is put into the text.
     pub fn prepare<'c>(&self, connection: &'c Connection, sql: &str) -> rusqlite::Result<CachedStatement<'c>> {
-        connection.prepare_cached(&sql.replace("{n}", &self.number.to_string()))
+        let mut parts = sql.split('{');
+        let mut text = String::with_capacity(sql.len() + NUMBER_LEN_MAX);
+        text.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            let rest = part.strip_prefix("n}").expect("the statements have braces for nothing else");
+            write!(text, "{}{rest}", self.number).expect("a string takes what is written");
+        }
+        connection.prepare_cached(&text)
     }
 }
+
+/// Of a piece, wherever it stands in a statement.
+const NUMBER_LEN_MAX: usize = 40;
 
 /// The piece that holds a message of this key, if it was ever accepted.
 pub fn piece_of(pieces: &[Piece], message: i64) -> Option<Piece> {

@@ -15,16 +15,16 @@ use key_text::{KeyTexts, looks_like_a_key};
 use postrider_engine::Timestamp;
 use postrider_store::{ApiKey, ApiKeyKey, Issued, Store, StoreError};
 use scopes::{Scope, Scopes};
+use siphasher::sip128::{Hasher128, SipHasher24};
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, Hasher, RandomState},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
-use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -143,7 +143,7 @@ impl Credentials {
             self.verify_key(text, now).await?
         } else {
             let read = self.tokens.verify(text, now).map_err(|_| Refusal::Invalid)?;
-            let known = Known::token(text, read);
+            let known = Known::token(self.seen.tag(text), read);
             match self.ask(&known, now).await {
                 Ok(true) => known,
                 Ok(false) => return Err(Refusal::Invalid),
@@ -195,7 +195,7 @@ impl Credentials {
         if !stored.holds(now) {
             return Err(Refusal::Invalid);
         }
-        Ok(Known::api_key(text, &stored))
+        Ok(Known::api_key(self.seen.tag(text), &stored))
     }
 
     /// For one who may have waited while another asked. If that came to nothing, so has this: each would wait as long again for a
@@ -224,7 +224,7 @@ impl Credentials {
 
     fn forget(&self, known: &Known) {
         self.keep_use_of(known);
-        self.seen.drop_one(&known.text);
+        self.seen.drop_one(known.tag);
     }
 
     fn keep_use_of(&self, known: &Known) {
@@ -260,7 +260,7 @@ struct Moment {
 
 /// A credential that was found to be good, and when.
 pub struct Known {
-    text: Box<str>,
+    tag: Tag,
     bearer: Arc<Bearer>,
     from: i64,
     until: AtomicI64,
@@ -275,7 +275,7 @@ pub struct Known {
 }
 
 impl Known {
-    fn token(text: &str, read: Read) -> Self {
+    fn token(tag: Tag, read: Read) -> Self {
         let Read { principal, issued, name, from, until } = read;
         let scopes = match principal {
             Principal::Environment => Scopes::EVERYTHING,
@@ -283,22 +283,22 @@ impl Known {
             Principal::Application { .. } => Scopes::PORTAL,
         };
         let identity = Identity::Token { issued, name, ends_at: until };
-        Self::new(text, Bearer { principal, scopes, identity }, from.as_millis(), until.as_millis())
+        Self::new(tag, Bearer { principal, scopes, identity }, from.as_millis(), until.as_millis())
     }
 
-    fn api_key(text: &str, stored: &ApiKey) -> Self {
+    fn api_key(tag: Tag, stored: &ApiKey) -> Self {
         let scopes = Scopes::stored(&stored.scopes);
         let principal = match stored.app {
             None => Principal::Environment,
             Some(app) => Principal::Application { app, access: access_of(scopes) },
         };
         let identity = Identity::ApiKey(stored.key);
-        Self::new(text, Bearer { principal, scopes, identity }, i64::MIN, end_of(stored))
+        Self::new(tag, Bearer { principal, scopes, identity }, i64::MIN, end_of(stored))
     }
 
-    fn new(text: &str, bearer: Bearer, from: i64, until: i64) -> Self {
+    fn new(tag: Tag, bearer: Bearer, from: i64, until: i64) -> Self {
         Self {
-            text: text.into(),
+            tag,
             bearer: Arc::new(bearer),
             from,
             until: AtomicI64::new(until),
@@ -357,44 +357,54 @@ fn millis(duration: Duration) -> u64 {
 
 /// The credentials seen of late, because every call brings one and most bring the same.
 ///
-/// One for each slot, and a newcomer takes its slot over: so it is bounded without keeping books. The slot is chosen by a
-/// keyed hash, and then the whole text is compared, so that nobody gets in by a collision or learns one by the clock.
+/// One for each slot, and a newcomer takes its slot over: so it is bounded without keeping books. What is compared is a keyed
+/// hash of the text. Nobody who does not know the key can find another text with the same 128 bits, nor learn anything from
+/// how long it takes to compare two numbers.
 struct Seen {
-    hash: RandomState,
+    hasher: SipHasher24,
     slots: Box<[RwLock<Option<Arc<Known>>>]>,
 }
 
+/// Stands for a credential's text.
+type Tag = u128;
+
 impl Seen {
     fn new() -> Self {
-        Self { hash: RandomState::new(), slots: (0..SEEN_MAX).map(|_| RwLock::default()).collect() }
+        let secret: Vec<u8> = (0..2).flat_map(|_| RandomState::new().hash_one(()).to_ne_bytes()).collect();
+        let secret: &[u8; 16] = secret.as_slice().try_into().expect("twice eight bytes");
+        let slots = (0..SEEN_MAX).map(|_| RwLock::default()).collect();
+        Self { hasher: SipHasher24::new_with_key(secret), slots }
+    }
+
+    fn tag(&self, text: &str) -> Tag {
+        let mut hasher = self.hasher;
+        hasher.write(text.as_bytes());
+        hasher.finish128().as_u128()
     }
 
     fn find(&self, text: &str) -> Option<Arc<Known>> {
-        let slot = self.slot(text).read().unwrap_or_else(PoisonError::into_inner);
-        let known = slot.as_ref()?;
-        bool::from(known.text.as_bytes().ct_eq(text.as_bytes())).then(|| Arc::clone(known))
+        let tag = self.tag(text);
+        let slot = self.slot(tag).read().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref().filter(|known| known.tag == tag).cloned()
     }
 
     /// Returns the one that was there before.
     fn keep(&self, known: Arc<Known>) -> Option<Arc<Known>> {
-        let mut slot = self.slot(&known.text).write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.slot(known.tag).write().unwrap_or_else(PoisonError::into_inner);
         slot.replace(known)
     }
 
-    fn drop_one(&self, text: &str) {
-        let mut slot = self.slot(text).write().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().is_some_and(|known| bool::from(known.text.as_bytes().ct_eq(text.as_bytes()))) {
-            *slot = None;
-        }
+    fn drop_one(&self, tag: Tag) {
+        let mut slot = self.slot(tag).write().unwrap_or_else(PoisonError::into_inner);
+        slot.take_if(|known| known.tag == tag);
     }
 
     fn all(&self) -> impl Iterator<Item = Arc<Known>> {
         self.slots.iter().filter_map(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    fn slot(&self, text: &str) -> &RwLock<Option<Arc<Known>>> {
-        let hash = self.hash.hash_one(text);
-        &self.slots[usize::try_from(hash % SEEN_MAX).expect("below SEEN_MAX")]
+    fn slot(&self, tag: Tag) -> &RwLock<Option<Arc<Known>>> {
+        &self.slots[usize::try_from(tag % SEEN_MAX).expect("below SEEN_MAX")]
     }
 }
 
@@ -402,7 +412,7 @@ impl Seen {
 const TRUSTED_FOR: Duration = Duration::from_secs(4);
 const FRESH_FOR: Duration = Duration::from_secs(2);
 const NOTE_USES_EVERY: Duration = Duration::from_secs(60);
-const SEEN_MAX: u64 = 1024;
+const SEEN_MAX: u128 = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,8 @@
 use crate::credentials::{InDoubt, scopes::Scope};
 use axum::extract::MatchedPath;
 use http::{Extensions, Method};
-use std::{collections::HashMap, sync::LazyLock};
+use rustc_hash::FxHashMap;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Door {
@@ -236,8 +237,9 @@ pub const ALL: &[Door] = &[
     door("GET", "/api/v1/preset", "v1.preset.list", Need::Anyone, No),
 ];
 
-static BY_PATH: LazyLock<HashMap<&'static str, Vec<&'static Door>>> = LazyLock::new(|| {
-    let mut by_path: HashMap<_, Vec<_>> = HashMap::new();
+/// What is looked up is the path of a route, not what a caller wrote.
+static BY_PATH: LazyLock<FxHashMap<&'static str, Vec<&'static Door>>> = LazyLock::new(|| {
+    let mut by_path: FxHashMap<_, Vec<_>> = FxHashMap::default();
     for door in ALL {
         by_path.entry(door.path).or_default().push(door);
     }

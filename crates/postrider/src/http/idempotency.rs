@@ -81,6 +81,13 @@ pub fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
     Answer { status: status.as_u16(), body: Bytes::from(body) }
 }
 
+/// An answer that nobody needs to remember, and of which it is known about how long it is.
+pub fn json_of_length(status: StatusCode, body: &impl Serialize, length: usize) -> Response {
+    let mut text = Vec::with_capacity(length);
+    serde_json::to_writer(&mut text, body).expect("what we answer has string keys only");
+    response(Answer { status: status.as_u16(), body: Bytes::from(text) })
+}
+
 /// The prepared answer if the write went through, or the one that its first time got.
 pub fn conclude(written: Result<(), PutError>, prepared: Answer) -> Result<Response, Error> {
     match written {

@@ -9,7 +9,7 @@ use super::{
     error::{Error, HttpErrorOut},
     extract::{JsonBytes, Query, discard, parse, path_params},
     filter::{made_at, message_filter},
-    idempotency::{IdempotencyKey, json},
+    idempotency::{IdempotencyKey, json, json_of_length},
     message_in::{Draft, MessageIn},
     page::{Asked, ListOut},
     payload::{Detail, Shown},
@@ -161,7 +161,8 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
         trace,
     };
     let message = accept(&api, (&app, &store), event, detail, shown, Some(pass)).await?;
-    Ok(json(StatusCode::ACCEPTED, &message))
+    // It shows what was handed in, and little else.
+    Ok(json_of_length(StatusCode::ACCEPTED, &message, body.len() + 256))
 }
 
 /// The answer to whoever wants something sent that is no longer there.

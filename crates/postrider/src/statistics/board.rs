@@ -3,7 +3,7 @@
 use super::events::{Event, OF_ALL, OF_SUBJECT};
 use postrider_engine::{AppKey, EndpointKey, Timestamp};
 use postrider_store::{Counts, Tally, TallyCode, TallyCount, TallyOf, TallySpan};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Subjects whose rows are written each time.
 const FEW: usize = 200;
@@ -11,7 +11,7 @@ const FEW: usize = 200;
 pub struct Board {
     minute: Timestamp,
     of_all: [u32; OF_ALL],
-    of_subjects: HashMap<TallyOf, [u32; OF_SUBJECT]>,
+    of_subjects: FxHashMap<TallyOf, [u32; OF_SUBJECT]>,
     /// What stood at the last look, if that is not written yet.
     standing: Option<Counts>,
 }
@@ -25,7 +25,7 @@ impl Default for Board {
 impl Board {
     pub fn at(at: Timestamp) -> Self {
         let minute = TallySpan::Minute.start_of(at);
-        Self { minute, of_all: [0; OF_ALL], of_subjects: HashMap::new(), standing: None }
+        Self { minute, of_all: [0; OF_ALL], of_subjects: FxHashMap::default(), standing: None }
     }
 
     /// It is for an earlier minute, or the clock was set back by more than one.

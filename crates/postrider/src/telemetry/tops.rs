@@ -12,11 +12,12 @@ use postrider_engine::{
     AppKey, EndpointKey,
     policy::{Class, Standing},
 };
+use rustc_hash::FxBuildHasher;
 use std::{
     borrow::Borrow,
     collections::HashMap,
     fmt::Write,
-    hash::Hash,
+    hash::{BuildHasher, Hash, RandomState},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -48,8 +49,8 @@ const OTHER: &str = "other";
 #[derive(Default)]
 pub struct Tops {
     ids: Option<IdCodec>,
-    endpoints: Top<EndpointKey>,
-    applications: Top<AppKey>,
+    endpoints: Top<EndpointKey, FxBuildHasher>,
+    applications: Top<AppKey, FxBuildHasher>,
     event_types: Top<String>,
     gauges: Mutex<Vec<(EndpointKey, EndpointGauges)>>,
 }
@@ -187,9 +188,11 @@ fn named(event_type: &str) -> Option<(String, Vec<(&'static str, String)>)> {
 }
 
 /// The busiest of one kind.
-struct Top<K> {
+///
+/// `S` may be quick where nobody chooses the names.
+struct Top<K, S = RandomState> {
     names_max: usize,
-    shown: RwLock<HashMap<K, Arc<Figures>>>,
+    shown: RwLock<HashMap<K, Arc<Figures>, S>>,
     other: Figures,
     /// How much those have had to do since the last review that found no room. As many as there is room for, at most.
     rivals: Mutex<HashMap<K, Rival>>,
@@ -200,14 +203,14 @@ struct Rival {
     labels: Labels,
 }
 
-impl<K> Default for Top<K> {
+impl<K, S: Default> Default for Top<K, S> {
     fn default() -> Self {
         let (shown, rivals) = (RwLock::default(), Mutex::default());
         Self { names_max: 0, shown, other: Figures::default(), rivals }
     }
 }
 
-impl<K: Eq + Hash + Clone> Top<K> {
+impl<K: Eq + Hash + Clone, S: BuildHasher + Default> Top<K, S> {
     fn new(names_max: usize) -> Self {
         Self { names_max, ..Self::default() }
     }

@@ -208,8 +208,11 @@ impl Transport {
         trail: &mut Trail<'_>,
     ) -> Result<Reply, (Failure, ConnectionUse)> {
         let Request { mut headers, body, timeouts, kept_across_hosts, mut tls, .. } = request;
-        for name in OURS_TO_SET {
-            headers.remove(name);
+        // Hardly ever is there one, and to look is cheaper than to remove what is not there.
+        if headers.keys().any(|name| OURS_TO_SET.contains(name)) {
+            for name in OURS_TO_SET {
+                headers.remove(name);
+            }
         }
         let total = started + timeouts.total.min(TIMEOUT_MAX);
         let mut hop_started = started;

@@ -5,6 +5,8 @@
 //! to us: another's request, smuggled past it. Nobody honest writes like that. What is ambiguous is spoilt by a NUL, which
 //! no parser takes, and nothing behind it is read: the parser answers 400 and hangs up.
 
+use memchr::memchr;
+
 /// What a connection's bytes are, up to the last one seen.
 #[derive(Debug)]
 pub struct Framing {
@@ -87,7 +89,7 @@ impl Framing {
     }
 
     fn read_line(&mut self, bytes: &mut [u8]) -> usize {
-        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let end = memchr(b'\n', bytes);
         let more = &bytes[..end.unwrap_or(bytes.len())];
         let kept = more.len().min(LINE_KEPT - self.line.len());
         self.line.extend_from_slice(&more[..kept]);
@@ -139,7 +141,7 @@ impl Head {
         if line.starts_with(b" ") || line.starts_with(b"\t") {
             return Err(Ambiguous);
         }
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else { return Ok(()) };
+        let Some(colon) = memchr(b':', line) else { return Ok(()) };
         let (name, value) = (line[..colon].trim_ascii(), line[colon + 1..].trim_ascii());
         let (is_length, is_coding) =
             (name.eq_ignore_ascii_case(b"content-length"), name.eq_ignore_ascii_case(b"transfer-encoding"));
