@@ -6,19 +6,25 @@ mod text;
 pub use judge::judge;
 pub use text::table;
 
+use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::crowd::Crowd;
+use crate::curve::Curve;
+use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
+use crate::growth::Growth;
 use crate::looking::Looking;
 use crate::parking::Parking;
 use crate::process::Machine;
-use crate::scenarios::Settings;
+use crate::settings::Settings;
 
 #[derive(Serialize)]
 pub struct Report {
     pub machine: Machine,
+    /// Of the source that the harness was started in, if it can be told.
+    pub commit: Option<String>,
     pub server: String,
     pub settings: Settings,
     pub figures: Figures,
@@ -32,10 +38,21 @@ pub struct Figures {
     pub end_to_end: Option<Series<LoadRun>>,
     pub fan_out: Option<Series<LoadRun>>,
     pub steady: Option<Series<LoadRun>>,
+    pub steady_high: Option<Series<LoadRun>>,
+    pub batches: Option<Series<LoadRun>>,
+    pub http2: Option<Series<LoadRun>>,
+    pub fan_out_thousand: Option<Series<LoadRun>>,
+    pub large: Option<Large>,
+    /// A few endpoints, and the same load moving over a great many.
+    pub many_endpoints: Option<Sides>,
     pub idle: Option<Series<IdleRun>>,
     pub growth_finished: Option<Growth>,
     pub growth_waiting: Option<Growth>,
+    pub growth_endpoints: Option<Growth>,
+    pub curves: Vec<Curve>,
+    pub forgetting: Option<Forgetting>,
     pub isolation: Option<Isolation>,
+    pub hundred: Option<Crowd>,
     pub crowd: Option<Crowd>,
     pub parking: Option<Parking>,
     pub looking: Option<Looking>,
@@ -43,22 +60,52 @@ pub struct Figures {
     pub postgres: Option<OnPostgres>,
 }
 
-/// Each figure's own median: the median rate and the median latency may come from different runs.
+/// Each figure's own median, least and greatest: the median rate and the median latency may come from different runs.
 #[derive(Serialize)]
 pub struct Series<T> {
     pub median: T,
+    pub least: T,
+    pub greatest: T,
     pub runs: Vec<T>,
 }
 
-impl<T: Median> Series<T> {
+impl<T: Summary> Series<T> {
     /// `None` without runs.
     pub fn of(runs: Vec<T>) -> Option<Series<T>> {
-        (!runs.is_empty()).then(|| Series { median: T::median(&runs), runs })
+        (!runs.is_empty()).then(|| Series {
+            median: T::summary(&runs, By::Median),
+            least: T::summary(&runs, By::Least),
+            greatest: T::summary(&runs, By::Greatest),
+            runs,
+        })
     }
 }
 
-pub trait Median: Sized {
-    fn median(runs: &[Self]) -> Self;
+pub trait Summary: Sized {
+    /// Figure by figure.
+    fn summary(runs: &[Self], by: By) -> Self;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Median,
+    Least,
+    Greatest,
+}
+
+impl By {
+    pub fn of<T>(self, runs: &[T], pick: impl Fn(&T) -> f64) -> f64 {
+        let picked = runs.iter().map(&pick);
+        match self {
+            By::Median => median(runs, pick),
+            By::Least => picked.min_by(f64::total_cmp).unwrap_or(f64::NAN),
+            By::Greatest => picked.max_by(f64::total_cmp).unwrap_or(f64::NAN),
+        }
+    }
+
+    pub fn count<T>(self, runs: &[T], pick: impl Fn(&T) -> u64) -> u64 {
+        self.of(runs, |run| pick(run) as f64) as u64
+    }
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -68,12 +115,12 @@ pub struct FloorRun {
     pub cpu_us_per_delivery: f64,
 }
 
-impl Median for FloorRun {
-    fn median(runs: &[Self]) -> Self {
+impl Summary for FloorRun {
+    fn summary(runs: &[Self], by: By) -> Self {
         FloorRun {
-            delivered: median_count(runs, |run| run.delivered),
-            delivered_per_s: median(runs, |run| run.delivered_per_s),
-            cpu_us_per_delivery: median(runs, |run| run.cpu_us_per_delivery),
+            delivered: by.count(runs, |run| run.delivered),
+            delivered_per_s: by.of(runs, |run| run.delivered_per_s),
+            cpu_us_per_delivery: by.of(runs, |run| run.cpu_us_per_delivery),
         }
     }
 }
@@ -91,6 +138,13 @@ pub struct LoadRun {
     pub ingest_per_s: f64,
     pub delivered_per_s: f64,
     pub latency: Latency,
+    /// `None` of a server of which nobody said which processes it is.
+    #[serde(flatten)]
+    pub cost: Option<Cost>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Cost {
     /// Of the server, and of the database if that is a process of its own.
     pub cpu_us_per_delivery: f64,
     pub cpu_us_of_database: f64,
@@ -98,26 +152,36 @@ pub struct LoadRun {
     pub rss_peak_mib: f64,
 }
 
-impl Median for LoadRun {
-    fn median(runs: &[Self]) -> Self {
+impl Summary for LoadRun {
+    fn summary(runs: &[Self], by: By) -> Self {
+        let costs: Vec<Cost> = runs.iter().filter_map(|run| run.cost).collect();
         LoadRun {
-            accepted: median_count(runs, |run| run.accepted),
-            delivered: median_count(runs, |run| run.delivered),
-            refused: median_count(runs, |run| run.refused),
-            broken: median_count(runs, |run| run.broken),
+            accepted: by.count(runs, |run| run.accepted),
+            delivered: by.count(runs, |run| run.delivered),
+            refused: by.count(runs, |run| run.refused),
+            broken: by.count(runs, |run| run.broken),
             lost: runs.iter().map(|run| run.lost).sum(),
             duplicated: runs.iter().map(|run| run.duplicated).sum(),
-            ingest_per_s: median(runs, |run| run.ingest_per_s),
-            delivered_per_s: median(runs, |run| run.delivered_per_s),
+            ingest_per_s: by.of(runs, |run| run.ingest_per_s),
+            delivered_per_s: by.of(runs, |run| run.delivered_per_s),
             latency: Latency {
-                p50_ms: median(runs, |run| run.latency.p50_ms),
-                p99_ms: median(runs, |run| run.latency.p99_ms),
-                p999_ms: median(runs, |run| run.latency.p999_ms),
+                p50_ms: by.of(runs, |run| run.latency.p50_ms),
+                p99_ms: by.of(runs, |run| run.latency.p99_ms),
+                p999_ms: by.of(runs, |run| run.latency.p999_ms),
             },
-            cpu_us_per_delivery: median(runs, |run| run.cpu_us_per_delivery),
-            cpu_us_of_database: median(runs, |run| run.cpu_us_of_database),
-            rss_peak_mib: median(runs, |run| run.rss_peak_mib),
+            cost: (!costs.is_empty()).then(|| Cost {
+                cpu_us_per_delivery: by.of(&costs, |cost| cost.cpu_us_per_delivery),
+                cpu_us_of_database: by.of(&costs, |cost| cost.cpu_us_of_database),
+                rss_peak_mib: by.of(&costs, |cost| cost.rss_peak_mib),
+            }),
         }
+    }
+}
+
+impl LoadRun {
+    /// NaN, which no target is met by, if it is not known.
+    pub fn cpu_us(&self) -> f64 {
+        self.cost.map_or(f64::NAN, |cost| cost.cpu_us_per_delivery)
     }
 }
 
@@ -140,40 +204,21 @@ impl Latency {
 pub struct IdleRun {
     pub ready_ms: f64,
     pub rss_mib: f64,
+    /// A share of one core.
+    pub cpu_share: f64,
+    pub wakeups_per_s: f64,
+    pub binary_mib: f64,
 }
 
-impl Median for IdleRun {
-    fn median(runs: &[Self]) -> Self {
-        IdleRun { ready_ms: median(runs, |run| run.ready_ms), rss_mib: median(runs, |run| run.rss_mib) }
-    }
-}
-
-#[derive(Serialize)]
-pub struct Growth {
-    pub asked: u64,
-    /// Deliveries in the store before the first measurement: finished ones, or those that wait.
-    pub stored: u64,
-    pub filling_s: f64,
-    pub ready_after_stop_ms: f64,
-    pub ready_after_kill_ms: f64,
-    pub rss_after_restart_mib: f64,
-    /// The higher of the filling's peak and the measurements'.
-    pub rss_peak_mib: f64,
-    pub empty: Series<LoadRun>,
-    pub filled: Series<LoadRun>,
-    /// Retries that came due while the filled store was measured, and so took a share of the machine.
-    pub retries_meanwhile: u64,
-}
-
-impl Growth {
-    /// Without them in the store, its rate and its start say nothing about the target.
-    fn is_filled(&self) -> bool {
-        self.stored * 100 >= self.asked * 99
-    }
-
-    fn rate_to_empty(&self) -> Option<f64> {
-        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
-        ratio(&self.filled.runs, rate, &self.empty.runs, rate)
+impl Summary for IdleRun {
+    fn summary(runs: &[Self], by: By) -> Self {
+        IdleRun {
+            ready_ms: by.of(runs, |run| run.ready_ms),
+            rss_mib: by.of(runs, |run| run.rss_mib),
+            cpu_share: by.of(runs, |run| run.cpu_share),
+            wakeups_per_s: by.of(runs, |run| run.wakeups_per_s),
+            binary_mib: by.of(runs, |run| run.binary_mib),
+        }
     }
 }
 
@@ -181,12 +226,42 @@ impl Growth {
 pub struct Isolation {
     pub hanging: usize,
     pub endpoints: usize,
-    /// The endpoints that stay healthy, while all are.
-    pub without: LoadRun,
-    /// The same endpoints, while the others hang.
-    pub beside: LoadRun,
+    /// The endpoints that stay healthy: while all are, and while the others hang.
+    #[serde(flatten)]
+    pub healthy: Sides,
     /// Requests that were taken and never answered.
     pub hung_requests: u64,
+}
+
+/// The same load twice in each round, one after the other.
+#[derive(Serialize)]
+pub struct Sides {
+    pub without: Series<LoadRun>,
+    pub beside: Series<LoadRun>,
+}
+
+impl Sides {
+    pub fn of((without, beside): (Vec<LoadRun>, Vec<LoadRun>)) -> Result<Sides> {
+        let series = |runs| Series::of(runs).context("no run was asked for");
+        Ok(Sides { without: series(without)?, beside: series(beside)? })
+    }
+
+    pub fn rate_to_without(&self) -> Option<f64> {
+        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
+        ratio(&self.beside.runs, rate, &self.without.runs, rate)
+    }
+
+    pub fn cpu_to_without(&self) -> Option<f64> {
+        ratio(&self.beside.runs, LoadRun::cpu_us, &self.without.runs, LoadRun::cpu_us)
+    }
+}
+
+/// Payloads far larger than usual, and what delivering them costs without a server.
+#[derive(Serialize)]
+pub struct Large {
+    pub payload_bytes: usize,
+    pub floor: Series<FloorRun>,
+    pub loads: Series<LoadRun>,
 }
 
 /// The same product with PostgreSQL under it.
@@ -196,6 +271,9 @@ pub struct OnPostgres {
     pub three_nodes: Option<Series<LoadRun>>,
     pub finished: Option<Growth>,
     pub waiting: Option<Growth>,
+    pub endpoints: Option<Growth>,
+    pub curves: Vec<Curve>,
+    pub forgetting: Option<Forgetting>,
     pub take_over: Option<TakeOver>,
     pub idle: Vec<Rest>,
     pub looking: Option<Looking>,
@@ -221,26 +299,46 @@ pub struct NodeEnd {
     pub repeated: u64,
 }
 
-impl Median for NodeEnd {
-    fn median(runs: &[Self]) -> Self {
+impl Summary for NodeEnd {
+    fn summary(runs: &[Self], by: By) -> Self {
         NodeEnd {
-            silence_ms: median(runs, |run| run.silence_ms),
-            silent: median_count(runs, |run| run.silent),
-            repeated: median_count(runs, |run| run.repeated),
+            silence_ms: by.of(runs, |run| run.silence_ms),
+            silent: by.count(runs, |run| run.silent),
+            repeated: by.count(runs, |run| run.repeated),
         }
     }
 }
 
 /// Nodes that have nothing to do.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Serialize)]
 pub struct Rest {
     pub nodes: usize,
+    #[serde(flatten)]
+    pub series: Series<RestRun>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct RestRun {
     pub ready_ms: f64,
     pub rss_mib: f64,
     pub transactions_per_s: f64,
+    pub wakeups_per_s: f64,
     /// Shares of one core, of all nodes together and of the database.
     pub cpu_share_nodes: f64,
     pub cpu_share_database: f64,
+}
+
+impl Summary for RestRun {
+    fn summary(runs: &[Self], by: By) -> Self {
+        RestRun {
+            ready_ms: by.of(runs, |run| run.ready_ms),
+            rss_mib: by.of(runs, |run| run.rss_mib),
+            transactions_per_s: by.of(runs, |run| run.transactions_per_s),
+            wakeups_per_s: by.of(runs, |run| run.wakeups_per_s),
+            cpu_share_nodes: by.of(runs, |run| run.cpu_share_nodes),
+            cpu_share_database: by.of(runs, |run| run.cpu_share_database),
+        }
+    }
 }
 
 /// What may not happen at any speed. Over the whole benchmark, warm-ups and fillings included.
@@ -292,10 +390,6 @@ pub fn median<T>(runs: &[T], pick: impl Fn(&T) -> f64) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-pub fn median_count<T>(runs: &[T], pick: impl Fn(&T) -> u64) -> u64 {
-    median(runs, |run| pick(run) as f64) as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,6 +399,16 @@ mod tests {
         for (values, expected) in [(vec![3.0], 3.0), (vec![9.0, 1.0, 2.0], 2.0), (vec![4.0, 1.0, 2.0, 3.0], 2.5)] {
             assert_eq!(median(&values, |value| *value), expected, "{values:?}");
         }
+    }
+
+    #[test]
+    fn a_series_says_how_far_its_runs_lie_apart() {
+        let run = |rate| FloorRun { delivered: 1, delivered_per_s: rate, cpu_us_per_delivery: 100.0 - rate };
+        let series = Series::of(vec![run(9.0), run(1.0), run(2.0)]).unwrap();
+        let rates = [series.least, series.median, series.greatest].map(|run| run.delivered_per_s);
+        let costs = [series.least, series.median, series.greatest].map(|run| run.cpu_us_per_delivery);
+        assert_eq!((rates, costs), ([1.0, 2.0, 9.0], [91.0, 98.0, 99.0]));
+        assert!(Series::<FloorRun>::of(vec![]).is_none());
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 use std::fmt::Write;
 
-use super::{Growth, LoadRun, OnPostgres, Outcome, Report, TakeOver};
+use super::{FloorRun, LoadRun, OnPostgres, Outcome, Report, Series, Sides, TakeOver};
+use crate::curve::{Curve, Point};
+use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
+use crate::growth::Growth;
 use crate::looking::Looking;
 use crate::process::Machine;
 
@@ -11,13 +14,23 @@ impl Report {
     pub fn to_text(&self) -> String {
         let Machine { date, cores, cpu, memory_mib, kernel, data_filesystem, load_average } = &self.machine;
         let mut text = format!(
-            "{}, {date}\n{cores} cores ({cpu}), {memory_mib:.0} MiB, Linux {kernel}, data on {data_filesystem}, load before {load_average}\nMedian of {}, {} s each\n\n",
-            self.server, self.settings.runs, self.settings.seconds
+            "{}{}, {date}\n{cores} cores ({cpu}), {memory_mib:.0} MiB, Linux {kernel}, data on {data_filesystem}, load before {load_average}\nMedian of {} (least to greatest), {} s each\n\n",
+            self.server,
+            self.commit.as_ref().map_or_else(String::new, |commit| format!(" at commit {commit}")),
+            self.settings.runs,
+            self.settings.seconds
         );
         if self.settings.is_on_sqlite() {
-            text += &table(&self.load_rows());
+            text += &self.load_table();
         }
-        text += &growth_lines(&self.figures.growth_finished, &self.figures.growth_waiting);
+        let figures = &self.figures;
+        text += &growth_lines([
+            ("finished", &figures.growth_finished),
+            ("waiting", &figures.growth_waiting),
+            ("endpoints", &figures.growth_endpoints),
+        ]);
+        text += &curve_lines(&figures.curves);
+        text += &figures.forgetting.as_ref().map_or_else(String::new, forgetting_lines);
         if let Some(parking) = &self.figures.parking {
             let _ = writeln!(
                 text,
@@ -42,6 +55,13 @@ impl Report {
                 isolation.hanging, isolation.endpoints, isolation.hung_requests
             );
         }
+        if let Some(crowd) = &self.figures.hundred {
+            let _ = writeln!(
+                text,
+                "\n{} of {} endpoints hung; they took {} requests in the measurements at a fixed rate and answered none; {} requests to them were under way when full load began",
+                crowd.bad, crowd.endpoints, crowd.bad_requests, crowd.in_flight
+            );
+        }
         if let Some(crowd) = &self.figures.crowd {
             let _ = writeln!(
                 text,
@@ -56,8 +76,12 @@ impl Report {
         if let Some(idle) = &self.figures.idle {
             let _ = writeln!(
                 text,
-                "\nIdle: ready {:.0} ms after exec, RSS {:.1} MiB",
-                idle.median.ready_ms, idle.median.rss_mib
+                "\nIdle: ready {} ms after exec, RSS {} MiB, CPU of one core {}, woken up {} times a second; the program has {:.1} MiB",
+                spread(idle, 0, |run| run.ready_ms),
+                spread(idle, 1, |run| run.rss_mib),
+                spread(idle, 5, |run| run.cpu_share),
+                spread(idle, 1, |run| run.wakeups_per_s),
+                idle.median.binary_mib
             );
         }
         if let Some(figures) = &self.figures.postgres {
@@ -69,40 +93,44 @@ impl Report {
         text
     }
 
-    fn load_rows(&self) -> Vec<Vec<String>> {
-        let mut rows = vec![LOAD_HEAD.map(str::to_owned).to_vec()];
-        if let Some(floor) = &self.figures.floor {
-            let mut row = vec!["floor".to_owned(), String::new(), format!("{:.0}", floor.median.delivered_per_s)];
-            row.extend([const { String::new() }; 3]);
-            row.push(format!("{:.1}", floor.median.cpu_us_per_delivery));
-            row.extend([const { String::new() }; 3]);
-            rows.push(row);
-        }
+    fn load_table(&self) -> String {
         let figures = &self.figures;
-        let growth =
-            |growth: &Option<Growth>| growth.as_ref().map(|growth| (growth.empty.median, growth.filled.median));
-        let (finished, waiting) = (growth(&figures.growth_finished), growth(&figures.growth_waiting));
-        let loads = [
-            ("end to end", figures.end_to_end.as_ref().map(|series| series.median)),
-            ("fan-out 1:10", figures.fan_out.as_ref().map(|series| series.median)),
-            ("steady", figures.steady.as_ref().map(|series| series.median)),
-            ("empty, beside finished", finished.map(|pair| pair.0)),
-            ("finished in the store", finished.map(|pair| pair.1)),
-            ("empty, beside waiting", waiting.map(|pair| pair.0)),
-            ("waiting in the store", waiting.map(|pair| pair.1)),
-            ("isolation, all healthy", figures.isolation.as_ref().map(|isolation| isolation.without)),
-            ("isolation, some hang", figures.isolation.as_ref().map(|isolation| isolation.beside)),
-            ("100 healthy, steady", figures.crowd.as_ref().map(|crowd| crowd.steady.without.median)),
-            ("beside 900 bad, steady", figures.crowd.as_ref().map(|crowd| crowd.steady.beside.median)),
-            ("100 healthy, full load", figures.crowd.as_ref().map(|crowd| crowd.full.without.median)),
-            ("beside 900 bad, full load", figures.crowd.as_ref().map(|crowd| crowd.full.beside.median)),
-            ("full load, nobody looks", figures.looking.as_ref().map(|looking| looking.full.without.median)),
-            ("full load, people look", figures.looking.as_ref().map(|looking| looking.full.beside.median)),
-            ("steady, nobody looks", figures.looking.as_ref().map(|looking| looking.steady.without.median)),
-            ("steady, people look", figures.looking.as_ref().map(|looking| looking.steady.beside.median)),
-        ];
-        rows.extend(loads.into_iter().filter_map(|(name, run)| Some(load_row(name, &run?))));
-        rows
+        let mut rows = Loads::new(Database::Inside);
+        rows.floor("floor", figures.floor.as_ref());
+        rows.add("end to end", figures.end_to_end.as_ref());
+        rows.add("fan-out 1:10", figures.fan_out.as_ref());
+        rows.add(&format!("steady, {}/s", self.settings.sizes.rate), figures.steady.as_ref());
+        rows.add(&format!("steady, {}/s", self.settings.sizes.rate_high), figures.steady_high.as_ref());
+        rows.add(&format!("batches of {}", self.settings.sizes.batch), figures.batches.as_ref());
+        rows.add("HTTP/2 on the way in", figures.http2.as_ref());
+        rows.add(&format!("fan-out 1:{}", self.settings.sizes.fan_out_wide), figures.fan_out_thousand.as_ref());
+        if let Some(large) = &figures.large {
+            rows.floor(&format!("floor, {} KiB each", large.payload_bytes / 1024), Some(&large.floor));
+            rows.add(&format!("end to end, {} KiB each", large.payload_bytes / 1024), Some(&large.loads));
+        }
+        let many = self.settings.sizes.many_endpoints;
+        rows.sides(
+            figures.many_endpoints.as_ref(),
+            [&format!("{} endpoints", many / 100), &format!("{many}, 1 % at a time")],
+        );
+        rows.growths(&figures.growth_finished, &figures.growth_waiting, &figures.growth_endpoints);
+        let forgetting = figures.forgetting.as_ref().map(|forgetting| &forgetting.sides);
+        rows.sides(forgetting, ["empty, beside forgetting", "while forgetting"]);
+        let isolation = figures.isolation.as_ref().map(|isolation| &isolation.healthy);
+        rows.sides(isolation, ["isolation, all healthy", "isolation, some hang"]);
+        for (crowd, bad) in [(&figures.hundred, "that hang"), (&figures.crowd, "bad")] {
+            if let Some(crowd) = crowd {
+                let healthy = crowd.endpoints - crowd.bad;
+                for (sides, load) in [(&crowd.steady, "steady"), (&crowd.full, "full load")] {
+                    rows.sides(
+                        Some(sides),
+                        [&format!("{healthy} healthy, {load}"), &format!("beside {} {bad}, {load}", crowd.bad)],
+                    );
+                }
+            }
+        }
+        rows.looking(figures.looking.as_ref());
+        rows.table()
     }
 
     fn verdict_rows(&self) -> Vec<Vec<String>> {
@@ -121,15 +149,19 @@ impl Report {
 
 impl OnPostgres {
     fn to_text(&self) -> String {
-        let loads = self.load_rows();
-        let mut text = if loads.len() > 1 { table(&loads) } else { String::new() };
-        text += &growth_lines(&self.finished, &self.waiting);
+        let mut text = self.load_table();
+        text +=
+            &growth_lines([("finished", &self.finished), ("waiting", &self.waiting), ("endpoints", &self.endpoints)]);
+        text += &curve_lines(&self.curves);
+        text += &self.forgetting.as_ref().map_or_else(String::new, forgetting_lines);
         if let Some(TakeOver { nodes, rate, killed, stopped }) = &self.take_over {
-            for (how, end) in [("killed", &killed.median), ("stopped", &stopped.median)] {
+            for (how, end) in [("killed", killed), ("stopped", stopped)] {
                 let _ = writeln!(
                     text,
-                    "\nOne of {nodes} nodes {how} at {rate} messages/s: no lane was silent for more than {:.0} ms; {} of them for more than a second; {} requests that were under way came again",
-                    end.silence_ms, end.silent, end.repeated
+                    "\nOne of {nodes} nodes {how} at {rate} messages/s: no lane was silent for more than {} ms; {} of them for more than a second; {} requests that were under way came again",
+                    spread(end, 0, |run| run.silence_ms),
+                    spread(end, 0, |run| run.silent as f64),
+                    spread(end, 0, |run| run.repeated as f64)
                 );
             }
         }
@@ -140,52 +172,129 @@ impl OnPostgres {
         for rest in &self.idle {
             let _ = writeln!(
                 text,
-                "\nIdle with {} node{}: {:.1} transactions/s, CPU of one core {:.4} in nodes and {:.4} in the database; ready {:.0} ms after exec, RSS {:.1} MiB",
+                "\nIdle with {} node{}: {} transactions/s, CPU of one core {} in nodes and {} in the database, nodes woken up {} times a second; ready {} ms after exec, RSS {} MiB",
                 rest.nodes,
                 if rest.nodes == 1 { "" } else { "s" },
-                rest.transactions_per_s,
-                rest.cpu_share_nodes,
-                rest.cpu_share_database,
-                rest.ready_ms,
-                rest.rss_mib
+                spread(&rest.series, 1, |run| run.transactions_per_s),
+                spread(&rest.series, 4, |run| run.cpu_share_nodes),
+                spread(&rest.series, 4, |run| run.cpu_share_database),
+                spread(&rest.series, 1, |run| run.wakeups_per_s),
+                spread(&rest.series, 0, |run| run.ready_ms),
+                spread(&rest.series, 1, |run| run.rss_mib)
             );
         }
         text
     }
 
-    /// As for SQLite, with a column for the database's share of the CPU time.
-    fn load_rows(&self) -> Vec<Vec<String>> {
-        let mut head = LOAD_HEAD.map(str::to_owned).to_vec();
-        head.insert(CPU_COLUMN + 1, "database".to_owned());
-        let growth =
-            |growth: &Option<Growth>| growth.as_ref().map(|growth| (growth.empty.median, growth.filled.median));
-        let (finished, waiting) = (growth(&self.finished), growth(&self.waiting));
-        let looking = self.looking.as_ref();
-        let loads = [
-            ("one node", self.one_node.as_ref().map(|series| series.median)),
-            ("three nodes", self.three_nodes.as_ref().map(|series| series.median)),
-            ("empty, beside finished", finished.map(|pair| pair.0)),
-            ("finished in the store", finished.map(|pair| pair.1)),
-            ("empty, beside waiting", waiting.map(|pair| pair.0)),
-            ("waiting in the store", waiting.map(|pair| pair.1)),
-            ("full load, nobody looks", looking.map(|looking| looking.full.without.median)),
-            ("full load, people look", looking.map(|looking| looking.full.beside.median)),
-            ("steady, nobody looks", looking.map(|looking| looking.steady.without.median)),
-            ("steady, people look", looking.map(|looking| looking.steady.beside.median)),
-        ];
-        let rows = loads.into_iter().filter_map(|(name, run)| {
-            let run = run?;
-            let mut row = load_row(name, &run);
-            row.insert(CPU_COLUMN + 1, format!("{:.1}", run.cpu_us_of_database));
-            Some(row)
-        });
-        std::iter::once(head).chain(rows).collect()
+    fn load_table(&self) -> String {
+        let mut rows = Loads::new(Database::Beside);
+        rows.add("one node", self.one_node.as_ref());
+        rows.add("three nodes", self.three_nodes.as_ref());
+        rows.growths(&self.finished, &self.waiting, &self.endpoints);
+        let forgetting = self.forgetting.as_ref().map(|forgetting| &forgetting.sides);
+        rows.sides(forgetting, ["empty, beside forgetting", "while forgetting"]);
+        rows.looking(self.looking.as_ref());
+        rows.table()
     }
 }
 
-fn growth_lines(finished: &Option<Growth>, waiting: &Option<Growth>) -> String {
+/// Whether the database is a process of its own, which is told apart then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Database {
+    Inside,
+    Beside,
+}
+
+/// Rows of the table of loads.
+struct Loads {
+    database: Database,
+    rows: Vec<(String, [String; COLUMNS])>,
+}
+
+impl Loads {
+    fn new(database: Database) -> Loads {
+        Loads { database, rows: Vec::new() }
+    }
+
+    fn floor(&mut self, name: &str, floor: Option<&Series<FloorRun>>) {
+        if let Some(floor) = floor {
+            let mut cells = [const { String::new() }; COLUMNS];
+            cells[DELIVERED] = spread(floor, 0, |run| run.delivered_per_s);
+            cells[CPU] = spread(floor, 1, |run| run.cpu_us_per_delivery);
+            self.rows.push((name.to_owned(), cells));
+        }
+    }
+
+    fn add(&mut self, name: &str, loads: Option<&Series<LoadRun>>) {
+        let Some(loads) = loads else { return };
+        let cost = |digits, pick: fn(&LoadRun) -> Option<f64>| match pick(&loads.median) {
+            Some(_) => spread(loads, digits, |run| pick(run).unwrap_or(f64::NAN)),
+            None => String::new(),
+        };
+        let cells = [
+            spread(loads, 0, |run| run.ingest_per_s),
+            spread(loads, 0, |run| run.delivered_per_s),
+            spread(loads, 2, |run| run.latency.p50_ms),
+            spread(loads, 2, |run| run.latency.p99_ms),
+            spread(loads, 2, |run| run.latency.p999_ms),
+            cost(1, |run| Some(run.cost?.cpu_us_per_delivery)),
+            cost(1, |run| Some(run.cost?.cpu_us_of_database)),
+            cost(1, |run| Some(run.cost?.rss_peak_mib)),
+            loads.median.lost.to_string(),
+            loads.median.duplicated.to_string(),
+        ];
+        self.rows.push((name.to_owned(), cells));
+    }
+
+    fn sides(&mut self, sides: Option<&Sides>, [without, beside]: [&str; 2]) {
+        self.add(without, sides.map(|sides| &sides.without));
+        self.add(beside, sides.map(|sides| &sides.beside));
+    }
+
+    fn growths(&mut self, finished: &Option<Growth>, waiting: &Option<Growth>, endpoints: &Option<Growth>) {
+        for (name, growth) in [("finished", finished), ("waiting", waiting), ("endpoints", endpoints)] {
+            self.add(&format!("empty, beside {name}"), growth.as_ref().map(|growth| &growth.empty));
+            self.add(&format!("{name} in the store"), growth.as_ref().map(|growth| &growth.filled));
+        }
+    }
+
+    fn looking(&mut self, looking: Option<&Looking>) {
+        let full = looking.map(|looking| &looking.full);
+        self.sides(full, ["full load, nobody looks", "full load, people look"]);
+        self.sides(looking.map(|looking| &looking.steady), ["steady, nobody looks", "steady, people look"]);
+    }
+
+    /// Without the columns that nobody has anything for.
+    fn table(self) -> String {
+        if self.rows.is_empty() {
+            return String::new();
+        }
+        let is_shown = |column: usize| match column {
+            OF_DATABASE => self.database == Database::Beside,
+            CPU | RSS_PEAK => self.rows.iter().any(|(_, cells)| !cells[column].is_empty()),
+            _ => true,
+        };
+        let pick = |name: &str, cells: &[String]| {
+            let cells = cells.iter().enumerate().filter(|(column, _)| is_shown(*column)).map(|(_, cell)| cell.clone());
+            std::iter::once(name.to_owned()).chain(cells).collect()
+        };
+        let head = pick("", &HEAD.map(str::to_owned));
+        let rows: Vec<Vec<String>> =
+            std::iter::once(head).chain(self.rows.iter().map(|(name, cells)| pick(name, cells))).collect();
+        table(&rows)
+    }
+}
+
+/// A median, and between which figures its runs lie: `15653 (14902-16010)`.
+pub fn spread<T>(series: &Series<T>, digits: usize, pick: impl Fn(&T) -> f64) -> String {
+    let [median, least, greatest] =
+        [&series.median, &series.least, &series.greatest].map(|run| format!("{:.digits$}", pick(run)));
+    if least == greatest { median } else { format!("{median} ({least}-{greatest})") }
+}
+
+fn growth_lines(growths: [(&str, &Option<Growth>); 3]) -> String {
     let mut text = String::new();
-    for (name, growth) in [("finished", finished), ("waiting", waiting)] {
+    for (name, growth) in growths {
         if let Some(growth) = growth {
             let _ = writeln!(
                 text,
@@ -202,6 +311,88 @@ fn growth_lines(finished: &Option<Growth>, waiting: &Option<Growth>) -> String {
         }
     }
     text
+}
+
+fn curve_lines(curves: &[Curve]) -> String {
+    let mut text = String::new();
+    for curve in curves {
+        let head = [
+            curve.fill.name(),
+            "delivered/s",
+            "of empty",
+            "CPU us",
+            "of empty",
+            "ready ms, stopped",
+            "killed",
+            "first delivery",
+            "RSS",
+            "peak",
+            "data MiB",
+        ];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        rows.extend(curve.points.iter().map(|point| {
+            let ratio = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+            vec![
+                point.stored.to_string(),
+                spread(&point.sides.beside, 0, |run| run.delivered_per_s),
+                ratio(point.sides.rate_to_without()),
+                spread(&point.sides.beside, 1, LoadRun::cpu_us),
+                ratio(point.sides.cpu_to_without()),
+                format!("{:.0}", point.ready_after_stop_ms),
+                format!("{:.0}", point.ready_after_kill_ms),
+                format!("{:.0}", point.first_delivery_after_kill_ms),
+                format!("{:.1}", point.rss_after_restart_mib),
+                format!("{:.1}", point.rss_peak_mib),
+                format!("{:.0}", point.data_mib),
+            ]
+        }));
+        let _ = writeln!(text, "\nA store filled step by step, {} deliveries:\n\n{}", curve.fill.name(), table(&rows));
+        text += &list_table(&curve.points);
+        for point in &curve.points {
+            if let Some(end) = point.take_over {
+                let _ = writeln!(
+                    text,
+                    "\nWith {} {} a node was killed beside another one: no lane was silent for more than {:.0} ms; {} of them for more than a second",
+                    point.stored,
+                    curve.fill.name(),
+                    end.silence_ms,
+                    end.silent
+                );
+            }
+        }
+    }
+    text
+}
+
+/// A row for each list, a column for each step.
+fn list_table(points: &[Point]) -> String {
+    let Some(first) = points.first() else { return String::new() };
+    let head = std::iter::once("list, ms (slowest)".to_owned()).chain(points.iter().map(|at| at.stored.to_string()));
+    let mut rows = vec![head.collect::<Vec<_>>()];
+    rows.extend(first.lists.iter().enumerate().map(|(number, list)| {
+        let times = points.iter().map(|point| {
+            let list = &point.lists[number];
+            format!("{:.1} ({:.1})", list.median_ms, list.greatest_ms)
+        });
+        std::iter::once(list.list.to_owned()).chain(times).collect()
+    }));
+    table(&rows)
+}
+
+fn forgetting_lines(forgetting: &Forgetting) -> String {
+    let took = match forgetting.took_s {
+        Some(seconds) => format!("was done after {seconds:.0} s"),
+        None => "was not done in half an hour".to_owned(),
+    };
+    format!(
+        "\nForgetting {} finished deliveries {took}{}; {} of {} measurements ended before; the data had {:.0} MiB before and {:.0} MiB after\n",
+        forgetting.stored,
+        if forgetting.some_left { ", and some were left" } else { "" },
+        forgetting.runs_meanwhile,
+        forgetting.sides.beside.runs.len(),
+        forgetting.data_before_mib,
+        forgetting.data_after_mib
+    )
 }
 
 fn looking_lines(looking: &Looking) -> String {
@@ -221,21 +412,6 @@ fn looking_lines(looking: &Looking) -> String {
         looking.opened,
         table(&rows)
     )
-}
-
-fn load_row(name: &str, run: &LoadRun) -> Vec<String> {
-    vec![
-        name.to_owned(),
-        format!("{:.0}", run.ingest_per_s),
-        format!("{:.0}", run.delivered_per_s),
-        format!("{:.2}", run.latency.p50_ms),
-        format!("{:.2}", run.latency.p99_ms),
-        format!("{:.2}", run.latency.p999_ms),
-        format!("{:.1}", run.cpu_us_per_delivery),
-        format!("{:.1}", run.rss_peak_mib),
-        run.lost.to_string(),
-        run.duplicated.to_string(),
-    ]
 }
 
 /// Markdown, so that a run's output can go into `docs/performance.md` as it is.
@@ -259,6 +435,32 @@ pub fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-const LOAD_HEAD: [&str; 10] =
-    ["", "ingest/s", "delivered/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "RSS peak", "lost", "dup"];
-const CPU_COLUMN: usize = 6;
+const COLUMNS: usize = 10;
+const HEAD: [&str; COLUMNS] =
+    ["ingest/s", "delivered/s", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "database", "RSS peak", "lost", "dup"];
+const DELIVERED: usize = 1;
+const CPU: usize = 5;
+const OF_DATABASE: usize = 6;
+const RSS_PEAK: usize = 7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_shown_where_there_is_one() {
+        let run = |rate| FloorRun { delivered: 1, delivered_per_s: rate, cpu_us_per_delivery: 10.0 };
+        let series = Series::of(vec![run(3.0), run(1.0), run(2.0)]).unwrap();
+        assert_eq!(spread(&series, 0, |run| run.delivered_per_s), "2 (1-3)");
+        assert_eq!(spread(&series, 1, |run| run.cpu_us_per_delivery), "10.0");
+    }
+
+    #[test]
+    fn what_nobody_could_see_has_no_column() {
+        let floor = Series::of(vec![FloorRun { delivered: 1, delivered_per_s: 5.0, cpu_us_per_delivery: 1.0 }]);
+        let mut loads = Loads::new(Database::Inside);
+        loads.floor("floor", floor.as_ref());
+        let text = loads.table();
+        assert!(text.contains("CPU us") && !text.contains("RSS peak") && !text.contains("database"), "{text}");
+    }
+}
