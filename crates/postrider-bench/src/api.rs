@@ -83,7 +83,8 @@ impl Api {
         let mut made: Vec<(String, Vec<String>)> = vec![Default::default(); wanted.len()];
         let waiting = Arc::new(Mutex::new(wanted.into_iter().enumerate()));
         let mut makers = JoinSet::new();
-        for _ in 0..MAKERS {
+        let makers_count = if made.len() < MANY { 1 } else { MAKERS };
+        for _ in 0..makers_count {
             let (api, waiting) = (Arc::clone(self), Arc::clone(&waiting));
             makers.spawn(async move {
                 let mut made = Vec::new();
@@ -222,3 +223,6 @@ impl Api {
 const CALL_MAX: Duration = Duration::from_secs(30);
 /// A store that commits for all who wait takes several at a time as fast as one.
 const MAKERS: usize = 32;
+/// Fewer are made one by one: which node serves an application follows from the time that it was made at, and such that are made
+/// all at once may be served by one.
+const MANY: usize = 100;

@@ -155,7 +155,12 @@ impl Report {
         for (name, title, up, lines) in [
             ("cost", "CPU time of a delivery", ("microseconds per delivery", Scale::Linear), sides(LoadRun::cpu_us)),
             ("rate", "Deliveries per second", ("per second", Scale::Linear), sides(|run| run.delivered_per_s)),
-            ("lists", "Lists and searches", ("milliseconds", Scale::Log), lists.unwrap_or_default()),
+            (
+                "lists",
+                "Lists and searches",
+                ("milliseconds, up to the slowest of 11", Scale::Log),
+                lists.unwrap_or_default(),
+            ),
             ("start", "Starting", ("milliseconds", Scale::Log), starts),
             (
                 "size",

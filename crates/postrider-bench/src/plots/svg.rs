@@ -101,7 +101,9 @@ impl Lines {
         };
         text(&mut svg, ((LEFT + RIGHT) / 2.0, bottom + 38.0), "middle", "small", label);
         for (number, line) in self.lines.iter().enumerate() {
-            draw_line(&mut svg, number, line, |x| places.place(x), |y| up.place(y));
+            // Spreads at one place stand side by side.
+            let aside = (number as f64 - (self.lines.len() as f64 - 1.0) / 2.0) * 5.0;
+            draw_line(&mut svg, (number, aside), line, |x| places.place(x), |y| up.place(y));
             let (row, column) = (number / LEGEND_COLUMNS, number % LEGEND_COLUMNS);
             let x = LEFT + column as f64 * (RIGHT - LEFT) / LEGEND_COLUMNS as f64;
             let y = bottom + 62.0 + 20.0 * row as f64;
@@ -120,7 +122,13 @@ impl Lines {
     }
 }
 
-fn draw_line(svg: &mut String, number: usize, line: &Line, across: impl Fn(f64) -> f64, up: impl Fn(f64) -> f64) {
+fn draw_line(
+    svg: &mut String,
+    (number, aside): (usize, f64),
+    line: &Line,
+    across: impl Fn(f64) -> f64,
+    up: impl Fn(f64) -> f64,
+) {
     let kind = number % KINDS;
     let marks: Vec<(f64, &Figure)> = line.marks.iter().map(|(at, figure)| (across(*at), figure)).collect();
     let path: Vec<String> = marks.iter().map(|(x, figure)| format!("{x:.1},{:.1}", up(figure.value))).collect();
@@ -131,7 +139,8 @@ fn draw_line(svg: &mut String, number: usize, line: &Line, across: impl Fn(f64) 
                 svg,
                 r#"<line class="spread k{kind}" x1="{x:.1}" y1="{:.1}" x2="{x:.1}" y2="{:.1}"/>"#,
                 up(figure.least),
-                up(figure.greatest)
+                up(figure.greatest),
+                x = x + aside
             );
         }
         mark(svg, kind, (x, up(figure.value)));
@@ -370,7 +379,7 @@ text { font-family: system-ui, 'DejaVu Sans', sans-serif; fill: #1b1f24 }
 .grid { stroke: #d8dee4; stroke-width: 1 }
 .axis { stroke: #57606a; stroke-width: 1 }
 .line { fill: none; stroke-width: 2 }
-.spread { stroke-width: 5; opacity: 0.35 }
+.spread { stroke-width: 4; opacity: 0.4 }
 .whisker { fill: none; stroke: #1b1f24; stroke-width: 1.5 }
 .line.k0, .spread.k0 { stroke: #0969da } .mark.k0, .bar.k0 { fill: #0969da }
 .line.k1, .spread.k1 { stroke: #bc4c00 } .mark.k1 { fill: #bc4c00 } .line.k1 { stroke-dasharray: 7 4 }
