@@ -14,7 +14,7 @@ use crate::growth::Waiting;
 use crate::looking::Looking;
 use crate::receiver::{Endpoint, Temper};
 use crate::report::{LoadRun, NodeEnd, OnPostgres, Rest, RestRun, Series, TakeOver};
-use crate::scenarios::{Bench, SETTLING};
+use crate::scenarios::Bench;
 use crate::server::{Server, Stop, Store};
 use crate::settings::Scenario;
 
@@ -139,7 +139,7 @@ impl Bench {
         };
         tokio::try_join!(load.put_on(field, &ledger), ending)?;
         self.wait_for_arrivals(&ledger).await;
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
         drop(watch);
         let tally = self.close(&ledger, |_| true);
         let silences: Vec<Duration> = field.endpoints.iter().map(Endpoint::silence_max).collect();

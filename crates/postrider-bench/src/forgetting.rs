@@ -13,7 +13,7 @@ use crate::generator::Until;
 use crate::looking::WIDE;
 use crate::receiver::Temper;
 use crate::report::Sides;
-use crate::scenarios::{Bench, FILLING_CONNECTIONS, SETTLING};
+use crate::scenarios::{Bench, FILLING_CONNECTIONS};
 use crate::server::{Server, Stop, Store};
 
 #[derive(Serialize)]
@@ -48,7 +48,7 @@ impl Forgetting {
 
         // History is in pieces, and one ends when the next begins: with a day's first look around.
         server.come_to(ENDED_DAYS_AGO, Vec::new()).await?;
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(FIRST_LOOK).await;
         server.come_to(0, RETENTION.map(|name| (name, "1h".to_owned())).to_vec()).await?;
         let mut busy = Instant::now();
         let field = Field::lay_out(&server, &bench.receiver, Shape::InTurn, Temper::Healthy).await?;
@@ -103,6 +103,7 @@ const RETENTION: [&str; 3] =
 /// More than a day before the other.
 const FILLED_DAYS_AGO: u32 = 3;
 const ENDED_DAYS_AGO: u32 = 1;
+const FIRST_LOOK: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(1);
 /// Share of a core. At rest it is a hundredth of this.
 const BUSY: f64 = 0.03;

@@ -11,7 +11,7 @@ use crate::field::{Field, Load, Shape};
 use crate::generator::Until;
 use crate::receiver::{Endpoint, Temper};
 use crate::report::{LoadRun, Series, ratio};
-use crate::scenarios::{Bench, FILLING_CONNECTIONS, SETTLING, requests};
+use crate::scenarios::{Bench, FILLING_CONNECTIONS, requests};
 use crate::server::{Server, Stop, Store};
 
 #[derive(Serialize)]
@@ -107,7 +107,7 @@ impl Bench {
                 last = (now, Instant::now());
             }
         }
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
     }
 
     pub async fn growth_endpoints(&mut self, store: Store, endpoints: u32) -> Result<Growth> {

@@ -243,7 +243,7 @@ impl Bench {
 
     async fn idle(&mut self) -> Result<IdleRun> {
         let (server, ready) = self.launcher.start(Store::Sqlite).await?;
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
         let rss_mib = server.memory()?.rss_mib;
         let (before, start) = (server.at_rest()?, Instant::now());
         tokio::time::sleep(self.settings.duration()).await;
@@ -353,11 +353,16 @@ impl Bench {
         load.put_on(field, &ledger).await?;
         self.wait_for_arrivals(&ledger).await;
         // Outcomes are still being written down when the last request has been answered.
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
         let after = subject.usage()?;
         drop(watch);
         let tally = self.close(&ledger, keep);
         Ok(load_run(&tally, before.zip(after)))
+    }
+
+    /// Until what was done is written down. Not longer than it was done: who measures for a moment only tries whether it works.
+    pub fn settling(&self) -> Duration {
+        SETTLING.min(self.settings.duration())
     }
 
     /// How long a single message takes.
@@ -455,4 +460,4 @@ const MANY_PER_BUSY: usize = 100;
 const MESSAGES_BEFORE_MOVING: usize = 5;
 /// The server's.
 const BODY_MAX_DEFAULT: usize = 1 << 20;
-pub const SETTLING: Duration = Duration::from_millis(500);
+const SETTLING: Duration = Duration::from_millis(500);
