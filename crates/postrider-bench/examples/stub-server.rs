@@ -14,7 +14,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -40,6 +41,13 @@ struct Stub {
     deliveries: AtomicU64,
     applications: Mutex<HashMap<String, Vec<Arc<Endpoint>>>>,
     fault: Option<String>,
+    refused: AtomicU64,
+}
+
+#[derive(serde::Deserialize)]
+struct Batch<'a> {
+    #[serde(borrow)]
+    messages: Vec<&'a RawValue>,
 }
 
 struct Endpoint {
@@ -64,7 +72,11 @@ async fn serve(address: SocketAddr) -> Result<()> {
             let stub = Arc::clone(&stub);
             async move { stub.answer(request).await }
         });
-        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        // Whichever of HTTP/1.1 and HTTP/2 it begins with.
+        tokio::spawn(async move {
+            let served = Builder::new(TokioExecutor::new());
+            served.serve_connection(TokioIo::new(stream), service).await.ok();
+        });
     }
 }
 
@@ -72,6 +84,13 @@ impl Stub {
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
+        if head.uri.path() != "/api/v1/health"
+            && head.headers.get("authorization").is_none_or(|token| token != "Bearer stub-token")
+        {
+            let refused = json!({ "code": "authentication_failed", "detail": "Invalid token" });
+            let answer = Response::builder().status(StatusCode::UNAUTHORIZED);
+            return Ok(answer.body(Full::new(refused.to_string().into()))?);
+        }
         let path: Vec<&str> = head.uri.path().trim_start_matches("/api/v1/").split('/').collect();
         let (status, answer) = match (head.method, path.as_slice()) {
             (Method::GET, ["health"]) => (StatusCode::NO_CONTENT, None),
@@ -91,6 +110,30 @@ impl Stub {
                 let id = self.id("msg_");
                 self.send(application, &id, &body).await?;
                 (StatusCode::ACCEPTED, Some(json!({ "eventType": "bench.event", "id": id })))
+            }
+            (Method::POST, ["app", application, "msg-batch"]) => {
+                let batch: Batch<'_> = serde_json::from_slice(&body)?;
+                let mut data = Vec::new();
+                for (number, message) in batch.messages.iter().enumerate() {
+                    // Now and then it is full for one of them.
+                    if number == 1 && self.refused.fetch_add(1, Relaxed).is_multiple_of(10) {
+                        data.push(json!({ "status": 429, "error": { "code": "too_many", "detail": "later" } }));
+                        continue;
+                    }
+                    let id = self.id("msg_");
+                    self.send(application, &id, message.get().as_bytes()).await?;
+                    data.push(json!({ "status": 202, "message": { "eventType": "bench.event", "id": id } }));
+                }
+                (StatusCode::OK, Some(json!({ "data": data })))
+            }
+            // For those who check what was left behind.
+            (Method::GET, ["app", "count"]) => {
+                (StatusCode::OK, Some(json!({ "count": self.applications.lock().unwrap().len() })))
+            }
+            (Method::GET, ["app"]) => (StatusCode::OK, Some(json!({ "data": [], "iterator": null, "done": true }))),
+            (Method::DELETE, ["app", application]) => {
+                let known = self.applications.lock().unwrap().remove(*application);
+                (if known.is_some() { StatusCode::NO_CONTENT } else { StatusCode::NOT_FOUND }, None)
             }
             (Method::GET, ["app", application, "endpoint", endpoint, "stats"]) => {
                 let applications = self.applications.lock().unwrap();

@@ -1,7 +1,7 @@
 //! The harness's two clocks.
 //!
 //! Generator and receiver live in one process, so one monotonic origin serves both and a latency is a plain
-//! difference. The wall clock is needed twice only: a signature has a timestamp, and a report has a date.
+//! difference. The wall clock is needed thrice only: a signature has a timestamp, a report a date, and a key its like nowhere.
 
 use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -20,6 +20,12 @@ pub fn instant_at(ns: u64) -> Instant {
 pub fn unix_seconds() -> i64 {
     let elapsed = system_time().duration_since(UNIX_EPOCH).expect("the machine's clock is set later than 1970");
     i64::try_from(elapsed.as_secs()).expect("seconds since 1970 fit")
+}
+
+/// Another one each time the benchmark runs.
+pub fn salt() -> u64 {
+    let elapsed = system_time().duration_since(UNIX_EPOCH).expect("the machine's clock is set later than 1970");
+    elapsed.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
 }
 
 pub fn date() -> String {

@@ -6,12 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::clock::monotonic_ns;
+use crate::curve::{Curve, Fill};
+use crate::field::{Field, Load, Shape};
+use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
+use crate::growth::Waiting;
 use crate::looking::Looking;
 use crate::receiver::{Endpoint, Temper};
-use crate::report::{LoadRun, NodeEnd, OnPostgres, Rest, Series, TakeOver};
-use crate::scenarios::{Bench, Field, Load, SETTLING, Scenario, Shape, Waiting};
+use crate::report::{LoadRun, NodeEnd, OnPostgres, Rest, RestRun, Series, TakeOver};
+use crate::scenarios::Bench;
 use crate::server::{Server, Stop, Store};
+use crate::settings::Scenario;
 
 impl Bench {
     /// `None` if nothing of it was asked for.
@@ -37,21 +42,41 @@ impl Bench {
         };
         let store = Store::Postgres { nodes: 1 };
         if self.wants(Scenario::PgFinished) {
-            let grown = self.growth_finished(store, self.settings.pg_finished).await;
+            let grown = self.growth_finished(store, self.settings.sizes.pg_finished).await;
             figures.finished = Some(grown.context("measuring with finished deliveries in PostgreSQL")?);
         }
         if self.wants(Scenario::PgWaiting) {
-            let waiting = Waiting { count: self.settings.pg_waiting, rules: PATIENT, failures_each: 1 };
+            let waiting = Waiting { count: self.settings.sizes.pg_waiting, rules: PATIENT, failures_each: 1 };
             let grown = self.growth_by_failing(store, waiting).await;
             figures.waiting = Some(grown.context("measuring with waiting retries in PostgreSQL")?);
+        }
+        if self.wants(Scenario::PgEndpoints) {
+            let grown = self.growth_endpoints(store, self.settings.sizes.growth_endpoints).await;
+            figures.endpoints = Some(grown.context("measuring with many endpoints in PostgreSQL")?);
+        }
+        for (scenario, fill) in [(Scenario::PgCurveFinished, Fill::Finished), (Scenario::PgCurveWaiting, Fill::Waiting)]
+        {
+            if self.wants(scenario) {
+                let curve = Curve::measure(self, store, fill).await;
+                figures.curves.push(curve.context("measuring while PostgreSQL is filled")?);
+            }
+        }
+        if self.wants(Scenario::PgForgetting) {
+            let forgetting = Forgetting::measure(self, store).await;
+            figures.forgetting = Some(forgetting.context("measuring while history in PostgreSQL is forgotten")?);
         }
         if self.wants(Scenario::PgTakeOver) {
             figures.take_over = Some(self.take_over().await.context("measuring a node's end")?);
         }
         if self.wants(Scenario::PgIdle) {
             for nodes in [1, NODES] {
-                self.progress.step(&format!("{nodes} idle node(s)"));
-                figures.idle.push(self.rest(nodes).await.context("measuring idle nodes")?);
+                let mut runs = Vec::new();
+                for round in 1..=self.settings.runs {
+                    self.progress.step(&format!("round {round}: {nodes} idle node(s)"));
+                    runs.push(self.rest(nodes).await.context("measuring idle nodes")?);
+                }
+                let series = Series::of(runs).context("no run was asked for")?;
+                figures.idle.push(Rest { nodes, series });
             }
         }
         if self.wants(Scenario::PgLooking) {
@@ -91,7 +116,8 @@ impl Bench {
         })
     }
 
-    async fn end_of_a_node(
+    /// Ends a node under a load, and starts it again.
+    pub async fn end_of_a_node(
         &mut self,
         server: &mut Server,
         field: &Field,
@@ -113,7 +139,7 @@ impl Bench {
         };
         tokio::try_join!(load.put_on(field, &ledger), ending)?;
         self.wait_for_arrivals(&ledger).await;
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
         drop(watch);
         let tally = self.close(&ledger, |_| true);
         let silences: Vec<Duration> = field.endpoints.iter().map(Endpoint::silence_max).collect();
@@ -127,7 +153,7 @@ impl Bench {
         })
     }
 
-    async fn rest(&mut self, nodes: usize) -> Result<Rest> {
+    async fn rest(&mut self, nodes: usize) -> Result<RestRun> {
         let (server, ready) = self.launcher.start(Store::Postgres { nodes }).await?;
         // Endpoints with nothing to deliver to are part of an idle server.
         Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
@@ -135,14 +161,15 @@ impl Bench {
         let rss_mib = server.memory()?.rss_mib;
         let (transactions, cpu, database) =
             (server.transactions().await?, server.cpu_time()?, server.database_cpu_time()?);
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), server.at_rest()?);
         tokio::time::sleep(RESTING).await;
+        let woken = server.at_rest()?.since(before).wakeups;
         let seconds = start.elapsed().as_secs_f64();
         let share = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64() / seconds;
-        let rest = Rest {
-            nodes,
+        let rest = RestRun {
             ready_ms: ready.as_secs_f64() * 1e3,
             rss_mib,
+            wakeups_per_s: woken as f64 / seconds,
             cpu_share_nodes: share(server.cpu_time()?, cpu),
             cpu_share_database: share(server.database_cpu_time()?, database),
             transactions_per_s: (server.transactions().await? - transactions) as f64 / seconds,
@@ -157,10 +184,10 @@ pub const PATIENT: &str = r#"{"circuitBreaker": false, "autoDisable": false,
     "retryPolicy": {"schedule": {"type": "fixed", "interval": "12h"}}}"#;
 const NODES: usize = 3;
 /// Far below what the nodes can do, and enough that each of thirty endpoints gets something every 30 ms.
-const TAKE_OVER_RATE: u32 = 1000;
-const BEFORE_END: Duration = Duration::from_secs(3);
+pub const TAKE_OVER_RATE: u32 = 1000;
+pub const BEFORE_END: Duration = Duration::from_secs(3);
 /// Longer than a lease.
-const AFTER_END: Duration = Duration::from_secs(9);
+pub const AFTER_END: Duration = Duration::from_secs(9);
 const COMING_BACK: Duration = Duration::from_secs(5);
 /// Well above the time between two arrivals.
 const NOTICEABLE: Duration = Duration::from_secs(1);

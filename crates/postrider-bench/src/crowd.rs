@@ -1,21 +1,21 @@
-//! A thousand endpoints of which a hundred are well: what the others do to these.
+//! Endpoints of which a tenth are well: what the others do to these.
 //!
-//! Both sides of each round have a server of their own with all thousand endpoints on it, which is killed afterwards: what
+//! Both sides of each round have a server of their own with all the endpoints on it, which is killed afterwards: what
 //! bad endpoints leave behind (backlogs, open breakers, requests that hang) would weigh on the next measurement.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::generator::{Application, Target, Until};
-use crate::receiver::{Endpoint, Receiver, Temper};
-use crate::report::{LoadRun, Series, ratio};
-use crate::scenarios::{Bench, Field, Load};
+use crate::field::{Field, Load, messages};
+use crate::generator::{Application, Until};
+use crate::receiver::{Endpoint, Place, Receiver, Temper};
+use crate::report::Sides;
+use crate::scenarios::Bench;
 use crate::server::{Server, Stop, Store};
 
 #[derive(Serialize)]
@@ -32,64 +32,84 @@ pub struct Crowd {
     pub in_flight: u64,
 }
 
-/// The healthy ones alone, and beside the bad ones.
-#[derive(Serialize)]
-pub struct Sides {
-    pub without: Series<LoadRun>,
-    pub beside: Series<LoadRun>,
+/// Nine times as many are bad as are well.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    pub healthy: usize,
+    pub bad: &'static [Badness],
 }
 
-impl Sides {
-    pub fn of((without, beside): (Vec<LoadRun>, Vec<LoadRun>)) -> Result<Sides> {
-        let series = |runs| Series::of(runs).context("no run was asked for");
-        Ok(Sides { without: series(without)?, beside: series(beside)? })
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Badness {
+    /// Nothing listens there.
+    Closed,
+    /// A host that does not answer a SYN.
+    Unreachable,
+    /// Takes a request and never answers.
+    Hanging,
+    /// Begins an answer that it never ends.
+    Dripping,
+}
+
+impl Mix {
+    /// 90 of 100 hang.
+    pub const HUNDRED: Mix = Mix { healthy: 10, bad: &[Badness::Hanging] };
+    /// 900 of 1,000 are bad in one way or another, in about equal parts.
+    pub const THOUSAND: Mix =
+        Mix { healthy: 100, bad: &[Badness::Closed, Badness::Unreachable, Badness::Hanging, Badness::Dripping] };
+
+    fn all(self) -> usize {
+        self.healthy * IN_ALL_PER_HEALTHY as usize
     }
 
-    pub fn rate_to_without(&self) -> Option<f64> {
-        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
-        ratio(&self.beside.runs, rate, &self.without.runs, rate)
+    fn bad(self) -> usize {
+        self.all() - self.healthy
     }
 }
 
 impl Crowd {
-    pub async fn measure(bench: &mut Bench) -> Result<Crowd> {
-        ensure_open_files(OPEN_FILES_MIN)?;
-        let bad = Bad::start().await?;
+    pub async fn measure(bench: &mut Bench, mix: Mix) -> Result<Crowd> {
+        ensure_open_files(OPEN_FILES_PER_ENDPOINT * u64::try_from(mix.all())?)?;
+        let bad = Bad::start(mix).await?;
+        let (well, unwell) = (mix.healthy, mix.bad());
         let (mut steady, mut full) = ((vec![], vec![]), (vec![], vec![]));
         let (mut bad_requests, mut in_flight) = (0, vec![]);
-        let duration = Duration::from_secs(bench.settings.hang_seconds);
+        let duration = Duration::from_secs_f64(bench.settings.hang_seconds);
         let steady_load = bench.steady_load(duration);
         let full_load = bench.full_load();
         for round in 1..=bench.settings.runs {
-            bench.progress.step(&format!("round {round}: {HEALTHY} healthy endpoints, steady"));
+            bench.progress.step(&format!("round {round}: {well} healthy endpoints, steady"));
             let scene = Scene::set(bench, &bad, steady_load).await?;
             steady.0.push(bench.measure(&scene.server, &scene.healthy, steady_load).await?);
             scene.server.end(Stop::Killed).await?;
 
-            bench.progress.step(&format!("round {round}: the same beside {BAD} bad ones"));
+            bench.progress.step(&format!("round {round}: the same beside {unwell} bad ones"));
             let scene = Scene::set(bench, &bad, steady_load).await?;
-            let for_all = Load::Open { rate: bench.settings.rate * IN_ALL_PER_HEALTHY, duration };
+            let for_all = Load::Open { rate: bench.settings.sizes.rate * IN_ALL_PER_HEALTHY, duration };
             steady.1.push(bench.measure_where(&scene.server, &scene.all, for_all, is_healthy).await?);
             bad_requests += scene.bad_endpoints.iter().map(Endpoint::requests).sum::<u64>();
             scene.server.end(Stop::Killed).await?;
 
-            bench.progress.step(&format!("round {round}: {HEALTHY} healthy endpoints, full load"));
+            bench.progress.step(&format!("round {round}: {well} healthy endpoints, full load"));
             let scene = Scene::set(bench, &bad, full_load).await?;
             full.0.push(bench.measure(&scene.server, &scene.healthy, full_load).await?);
             scene.server.end(Stop::Killed).await?;
 
-            bench.progress.step(&format!("round {round}: the same beside {BAD} bad ones"));
+            bench.progress.step(&format!("round {round}: the same beside {unwell} bad ones"));
             let scene = Scene::set(bench, &bad, full_load).await?;
-            let filling = Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(FILLING) };
+            let filling = Load::Closed {
+                connections: FILLING_CONNECTIONS,
+                until: Until::Messages(FILLING_EACH * u32::try_from(unwell)?),
+            };
             bench.measure(&scene.server, &scene.bad, filling).await.context("keeping the bad ones busy")?;
-            in_flight.push(scene.server.requests_in_flight().await?);
+            in_flight.push(scene.server.api.requests_in_flight().await?);
             full.1.push(bench.measure(&scene.server, &scene.healthy, full_load).await?);
             scene.server.end(Stop::Killed).await?;
         }
         in_flight.sort_unstable();
         Ok(Crowd {
-            endpoints: HEALTHY + BAD,
-            bad: BAD,
+            endpoints: mix.all(),
+            bad: unwell,
             steady: Sides::of(steady)?,
             full: Sides::of(full)?,
             bad_requests,
@@ -110,23 +130,21 @@ struct Scene {
 impl Scene {
     async fn set(bench: &mut Bench, bad: &Bad, load: Load) -> Result<Scene> {
         let (server, _) = bench.launcher.start(Store::Sqlite).await?;
-        let (mut applications, mut bad_endpoints) = (vec![], vec![]);
-        for number in 0..HEALTHY + BAD {
-            let application = server.create_application(&format!("crowd {number}")).await?;
-            let (url, owed) = if is_healthy(u32::try_from(number)?) {
+        let (mut owed, mut urls, mut bad_endpoints) = (vec![], vec![], vec![]);
+        for number in 0..bad.mix.all() {
+            let (url, owes) = if is_healthy(u32::try_from(number)?) {
                 (bench.receiver.endpoint(Temper::Healthy, 0).url, 1)
             } else {
                 (bad.url(number, &mut bad_endpoints), 0)
             };
-            server.create_endpoint(&application, &url).await?;
-            applications.push(Application { messages: format!("/api/v1/app/{application}/msg").parse()?, owed });
+            urls.push(vec![url]);
+            owed.push(owes);
         }
+        let made = server.api.create_many(urls).await?.into_iter().zip(owed);
+        let applications = made.map(|((id, _), owed)| Ok(Application { messages: messages(&id)?, owed }));
+        let applications: Vec<Application> = applications.collect::<Result<_>>()?;
         let field = |wanted: fn(&Application) -> bool| Field {
-            target: Arc::new(Target {
-                ways: server.ways(),
-                authorization: server.authorization(),
-                applications: applications.iter().filter(|application| wanted(application)).cloned().collect(),
-            }),
+            target: Field::target(&server, applications.iter().filter(|one| wanted(one)).cloned().collect()),
             endpoints: Vec::new(),
             ids: Vec::new(),
             width: 1,
@@ -138,9 +156,9 @@ impl Scene {
     }
 }
 
-/// Those that are not well, in equal parts: nothing listens; a host that does not answer a SYN; a request is taken and never
-/// answered; an answer begins and never ends.
+/// Those that are not well.
 struct Bad {
+    mix: Mix,
     /// Another port than the healthy ones have, so that no connection is shared with these.
     receiver: Receiver,
     closed: SocketAddr,
@@ -148,19 +166,19 @@ struct Bad {
 }
 
 impl Bad {
-    async fn start() -> Result<Bad> {
-        let receiver = Receiver::start().await?;
+    async fn start(mix: Mix) -> Result<Bad> {
+        let receiver = Receiver::start(&Place::default()).await?;
         // The receiver listens at one of the machine's loopback addresses, and nobody does at this one.
         let closed = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), receiver.address.port()));
-        Ok(Bad { receiver, closed, black_hole: BlackHole::open().await? })
+        Ok(Bad { mix, receiver, closed, black_hole: BlackHole::open().await? })
     }
 
     fn url(&self, number: usize, endpoints: &mut Vec<Endpoint>) -> String {
-        let temper = match number % 4 {
-            0 => return format!("http://{}/{number}", self.closed),
-            1 => return format!("http://{}/{number}", self.black_hole.address),
-            2 => Temper::Hanging,
-            _ => Temper::Dripping,
+        let temper = match self.mix.bad[number % self.mix.bad.len()] {
+            Badness::Closed => return format!("http://{}/{number}", self.closed),
+            Badness::Unreachable => return format!("http://{}/{number}", self.black_hole.address),
+            Badness::Hanging => Temper::Hanging,
+            Badness::Dripping => Temper::Dripping,
         };
         let endpoint = self.receiver.endpoint(temper, 0);
         let url = endpoint.url.clone();
@@ -209,13 +227,11 @@ fn is_healthy(number: u32) -> bool {
     number.is_multiple_of(IN_ALL_PER_HEALTHY)
 }
 
-const HEALTHY: usize = 100;
-const BAD: usize = 900;
 const IN_ALL_PER_HEALTHY: u32 = 10;
-/// Two more for each than an endpoint has slots.
-const FILLING: u32 = 12 * BAD as u32;
+/// Two more than an endpoint has slots.
+const FILLING_EACH: u32 = 12;
 const FILLING_CONNECTIONS: usize = 64;
 /// Hanging and dripping connections, and some for everything else.
-const OPEN_FILES_MIN: u64 = 8192;
+const OPEN_FILES_PER_ENDPOINT: u64 = 8;
 /// The kernel answers a SYN on loopback at once, or never.
 const UNANSWERED: Duration = Duration::from_millis(300);

@@ -65,6 +65,34 @@ impl Database {
         Ok(u64::try_from(row.get::<_, i64>(0))?)
     }
 
+    /// Bytes on the disk.
+    pub async fn size(&self, url: &str) -> Result<u64> {
+        let row = self.connect().await.query_one("SELECT pg_database_size($1::name)", &[&name_of(url)]).await;
+        Ok(u64::try_from(row.context("measuring the database")?.get::<_, i64>(0))?)
+    }
+
+    /// From the next connection on, this database says that it is so many days ago: what is asked for the time is found among
+    /// the tables before it is found in the system. With none, it is right again.
+    pub async fn set_back(&self, url: &str, days: u32) -> Result<()> {
+        let name = name_of(url);
+        let orders = if days == 0 {
+            format!(
+                "ALTER DATABASE {name} RESET search_path;
+                 DROP FUNCTION IF EXISTS public.clock_timestamp(), public.now()"
+            )
+        } else {
+            format!(
+                "CREATE OR REPLACE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+                     $$ SELECT pg_catalog.clock_timestamp() - interval '{days} days' $$;
+                 CREATE OR REPLACE FUNCTION public.now() RETURNS timestamptz LANGUAGE sql STABLE AS
+                     $$ SELECT pg_catalog.now() - interval '{days} days' $$;
+                 ALTER DATABASE {name} SET search_path = public, pg_catalog"
+            )
+        };
+        let client = postrider_testbed::connect(url).await;
+        client.batch_execute(&orders).await.context("setting the database's clock")
+    }
+
     async fn connect(&self) -> Client {
         connect(&self.cluster).await
     }

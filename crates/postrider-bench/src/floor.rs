@@ -30,11 +30,12 @@ use crate::report::FloorRun;
 pub const CONNECTIONS: usize = 64;
 pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// How fast the client delivers to the receiver, and what that costs it.
-pub async fn measure(receiver: &Receiver, duration: Duration) -> Result<FloorRun> {
+/// How fast the client delivers bodies of a length to the receiver, and what that costs it.
+pub async fn measure(receiver: &Receiver, duration: Duration, len: usize) -> Result<FloorRun> {
     let endpoint = receiver.endpoint(Temper::Healthy, 0);
     let ledger = receiver.open_ledger(1);
-    let mut client = Client::start(&endpoint.url, (ledger.run, Ids::New), duration).await?;
+    let what = What { run: ledger.run, ids: Ids::New, len };
+    let mut client = Client::start(&receiver.near(&endpoint), what, duration).await?;
     let pid = client.pid;
     let (done, cpu) = client.go(|| cpu_time(pid)).await?;
     client.end().await?;
@@ -52,17 +53,25 @@ pub async fn measure(receiver: &Receiver, duration: Duration) -> Result<FloorRun
     })
 }
 
-/// Lets the client send to a URL, with ids of this run, and reads somebody's CPU time meanwhile.
+/// Lets the client send to a URL and reads somebody's CPU time meanwhile.
 pub async fn drive(
     url: &str,
-    ids: (u16, Ids),
+    what: What,
     duration: Duration,
     cpu: impl Fn() -> Result<Duration>,
 ) -> Result<(Done, Duration)> {
-    let mut client = Client::start(url, ids, duration).await?;
+    let mut client = Client::start(url, what, duration).await?;
     let measured = client.go(cpu).await?;
     client.end().await?;
     Ok(measured)
+}
+
+/// What the client sends: under ids of this run, bodies of this length.
+#[derive(Debug, Clone, Copy)]
+pub struct What {
+    pub run: u16,
+    pub ids: Ids,
+    pub len: usize,
 }
 
 /// Which ids the requests bear.
@@ -85,7 +94,7 @@ struct Client {
 
 impl Client {
     /// It has connected when this returns.
-    async fn start(url: &str, (run, ids): (u16, Ids), duration: Duration) -> Result<Client> {
+    async fn start(url: &str, What { run, ids, len }: What, duration: Duration) -> Result<Client> {
         let ids = match ids {
             Ids::New => "new",
             Ids::Known => "known",
@@ -95,6 +104,7 @@ impl Client {
             .args(["--url", url])
             .args(["--run", &run.to_string()])
             .args(["--ids", ids])
+            .args(["--bytes", &len.to_string()])
             .args(["--millis", &duration.as_millis().to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -141,6 +151,8 @@ pub struct ClientArgs {
     #[arg(long)]
     ids: Ids,
     #[arg(long)]
+    bytes: usize,
+    #[arg(long)]
     millis: u64,
 }
 
@@ -152,6 +164,7 @@ pub struct Done {
 
 /// The client's side of it.
 pub async fn client(args: ClientArgs) -> Result<()> {
+    payload::allow(args.bytes);
     let authority = args.url.authority().context("the url has no address")?;
     let address: SocketAddr = authority.as_str().parse().context("the url's host is not an address and port")?;
     let mut connections = Vec::with_capacity(CONNECTIONS);
@@ -163,6 +176,7 @@ pub async fn client(args: ClientArgs) -> Result<()> {
         host: HeaderValue::from_str(authority.as_str())?,
         keys: [SigningKey::new(&Secret::parse(SECRET)?)],
         run: args.run,
+        len: args.bytes,
     });
 
     println!("{READY}");
@@ -203,12 +217,13 @@ struct Job {
     host: HeaderValue,
     keys: [SigningKey; 1],
     run: u16,
+    len: usize,
 }
 
 impl Job {
     fn request(&self, seq: u32) -> Result<Request<Full<Bytes>>> {
-        let mut body = Vec::with_capacity(payload::LEN);
-        Stamp { run: self.run, seq, sent_ns: 0 }.write_to(&mut body);
+        let mut body = Vec::with_capacity(self.len);
+        Stamp { run: self.run, seq, sent_ns: 0 }.write_to(self.len, &mut body);
         let id = format!("msg_{:05}{seq:022}", self.run);
         let timestamp = unix_seconds();
         let signature = sign(&self.keys, &id, timestamp, &body);

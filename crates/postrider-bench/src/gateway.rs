@@ -8,9 +8,10 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::bare::Bare;
-use crate::floor::{self, CONNECTIONS, Ids};
+use crate::floor::{self, CONNECTIONS, Ids, What};
+use crate::payload;
 use crate::process::cpu_time;
-use crate::report::{Median, Series, median, median_count};
+use crate::report::{By, Series, Summary};
 use crate::scenarios::Bench;
 use crate::server::{Stop, Store};
 
@@ -31,12 +32,12 @@ pub struct GatewayRun {
     pub cpu_us: f64,
 }
 
-impl Median for GatewayRun {
-    fn median(runs: &[Self]) -> Self {
+impl Summary for GatewayRun {
+    fn summary(runs: &[Self], by: By) -> Self {
         GatewayRun {
-            requests: median_count(runs, |run| run.requests),
-            per_s: median(runs, |run| run.per_s),
-            cpu_us: median(runs, |run| run.cpu_us),
+            requests: by.count(runs, |run| run.requests),
+            per_s: by.of(runs, |run| run.per_s),
+            cpu_us: by.of(runs, |run| run.cpu_us),
         }
     }
 }
@@ -45,7 +46,7 @@ impl Gateway {
     pub async fn measure(bench: &mut Bench, store: Store) -> Result<Gateway> {
         let duration = bench.settings.duration();
         let (server, _) = bench.launcher.start(store).await?;
-        let url = server.create_source().await.context("making a source")?;
+        let url = server.api.create_source().await.context("making a source")?;
         let run = |cpu_us: f64, done: floor::Done| GatewayRun {
             requests: done.delivered,
             per_s: done.delivered as f64 / done.seconds,
@@ -57,15 +58,16 @@ impl Gateway {
         for round in 1..=bench.settings.runs {
             bench.progress.step(&format!("gateway, round {round}: a bare server"));
             let number = u16::try_from(round)?;
-            let (done, cpu) = floor::drive(&bare_url, (number, Ids::New), duration, || cpu_time(nothing.pid)).await?;
+            let what = What { run: number, ids: Ids::New, len: payload::LEN };
+            let (done, cpu) = floor::drive(&bare_url, what, duration, || cpu_time(nothing.pid)).await?;
             bare.push(run(cpu.as_secs_f64() * 1e6, done));
 
             for (ids, runs, name) in [(Ids::New, &mut taken, "new"), (Ids::Known, &mut again, "again")] {
                 bench.progress.step(&format!("gateway, round {round}: {name}"));
-                let before = server.accepted().await?;
+                let before = server.api.accepted().await?;
                 let cpu = || Ok(server.cpu_time()? + server.database_cpu_time()?);
-                let (done, cpu) = floor::drive(&url, (number, ids), duration, cpu).await?;
-                let accepted = server.accepted().await? - before;
+                let (done, cpu) = floor::drive(&url, What { ids, ..what }, duration, cpu).await?;
+                let accepted = server.api.accepted().await? - before;
                 match ids {
                     Ids::New => ensure!(accepted == done.delivered, "{} answered, {accepted} stored", done.delivered),
                     // As far as the first ones went.

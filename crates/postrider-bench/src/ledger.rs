@@ -53,8 +53,9 @@ impl Ledger {
         }
     }
 
-    pub fn next_seq(&self) -> u32 {
-        self.next_seq.fetch_add(1, Relaxed)
+    /// The first of so many numbers that nobody else gets.
+    pub fn next_seqs(&self, count: u32) -> u32 {
+        self.next_seq.fetch_add(count, Relaxed)
     }
 
     pub fn note_sent(&self, at_ns: u64) {

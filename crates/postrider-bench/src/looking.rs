@@ -18,10 +18,11 @@ use tokio::task::JoinSet;
 
 use crate::client::Connection;
 use crate::cluster::PATIENT;
-use crate::crowd::Sides;
+use crate::field::{Field, Load, Shape};
 use crate::generator::Until;
 use crate::receiver::Temper;
-use crate::scenarios::{Bench, Field, Load, Shape};
+use crate::report::Sides;
+use crate::scenarios::{Bench, FILLING_CONNECTIONS};
 use crate::server::{Server, Stop, Store};
 
 #[derive(Serialize)]
@@ -53,7 +54,7 @@ pub struct PageTimes {
 
 impl Looking {
     pub async fn measure(bench: &mut Bench, store: Store) -> Result<Looking> {
-        let count = bench.settings.looking;
+        let count = bench.settings.sizes.looking;
         let (server, _) = bench.launcher.start(store).await?;
         let (waiting, dead) = (count / 10, count / 10);
         bench.progress.step(&format!("filling the store with {count} messages, a fifth of which fail"));
@@ -131,8 +132,8 @@ impl Pages {
         let (app, endpoint) = &big.ids[0];
         let (app_waiting, endpoint_waiting) = &waiting.ids[0];
         let (app_dead, endpoint_dead) = &dead.ids[0];
-        let message = server.newest(&format!("/api/v1/app/{app}/msg")).await?;
-        let message_dead = server.newest(&format!("/api/v1/app/{app_dead}/msg")).await?;
+        let message = server.api.newest(&format!("/api/v1/app/{app}/msg")).await?;
+        let message_dead = server.api.newest(&format!("/api/v1/app/{app_dead}/msg")).await?;
         let pages = vec![
             ("overview, an hour", "/overview".to_owned()),
             ("overview, a day", "/overview?period=day".to_owned()),
@@ -218,11 +219,11 @@ struct Visitor {
 
 impl Visitor {
     async fn sign_in(server: &Server) -> Result<Visitor> {
-        let address = server.ways()[0].address;
+        let address = server.api.address();
         let form = Request::post("/sign-in")
             .header(HOST, address.to_string())
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .body(Full::new(format!("token={}", server.token()).into()))?;
+            .body(Full::new(format!("token={}", server.api.token()).into()))?;
         let answer = Connection::open(address).await?.send_within(PATIENCE, form).await.context("signing in")?;
         let cookie = answer.headers.get(SET_COOKIE).context("signing in gave no session")?;
         let pair = cookie.to_str()?.split(';').next().unwrap_or_default();
@@ -282,10 +283,9 @@ impl Lookers {
 }
 
 /// One failure, and it is dead.
-const IMPATIENT: &str = r#"{"circuitBreaker": false, "autoDisable": false, "retryPolicy": {"maxAttempts": 1}}"#;
+pub const IMPATIENT: &str = r#"{"circuitBreaker": false, "autoDisable": false, "retryPolicy": {"maxAttempts": 1}}"#;
 /// A single endpoint should take as much as ten.
-const WIDE: &str = r#"{"maxInFlight": 100}"#;
-const FILLING_CONNECTIONS: usize = 128;
+pub const WIDE: &str = r#"{"maxInFlight": 100}"#;
 const OPENED_AT_REST: usize = 7;
 const LOOKERS: usize = 5;
 const GLANCE: Duration = Duration::from_secs(1);

@@ -3,31 +3,43 @@
 //! One process holds producers and receiver; the server, and the floor's client in its place, are processes of their own, so that
 //! the kernel accounts for their CPU time and memory alone. The method is described in `docs/performance.md`.
 
+mod api;
 mod bare;
 mod client;
 mod clock;
 mod cluster;
 mod crowd;
+mod curve;
 mod database;
+mod field;
 mod floor;
+mod forgetting;
 mod gateway;
 mod generator;
+mod growth;
 mod ledger;
+mod lists;
 mod looking;
 mod parking;
 mod payload;
+mod plots;
 mod process;
 mod progress;
 mod receiver;
 mod report;
 mod scenarios;
 mod server;
+mod settings;
+mod subject;
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::OnceCell;
@@ -35,60 +47,65 @@ use tokio::sync::OnceCell;
 use crate::database::Accounts;
 use crate::process::Machine;
 use crate::progress::Progress;
-use crate::receiver::Receiver;
-use crate::report::{Faults, Report, judge};
-use crate::scenarios::{Bench, Scenario, Settings};
+use crate::receiver::{Place, Receiver};
+use crate::report::{Faults, Outcome, Report, judge};
+use crate::scenarios::Bench;
 use crate::server::Launcher;
+use crate::settings::{Scenario, Settings, Sizes};
+use crate::subject::Outside;
 
-/// Measures a Postrider server: prints a table and a verdict on each target. Fails only if a message was lost, came twice, or came
-/// changed; never because of a time.
+/// Measures a Postrider server, or any other that speaks the contract: prints a table and a verdict on each target. Fails only if
+/// a message was lost, came twice, or came changed; never because of a time.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
     /// The postrider program [default: the one beside this program]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "url")]
     server: Option<PathBuf>,
+    /// Measure this server, which is running already, instead of starting some
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// What that server lets us in with
+    #[arg(long, value_name = "TOKEN", env = "POSTRIDER_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// A process of that server, its database's first one included, whose CPU time and memory are to be told; may be repeated
+    #[arg(long = "pid", value_name = "PID", requires = "url")]
+    pids: Vec<u32>,
+    /// Where the receiver listens [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    receiver_listen: Option<IpAddr>,
+    /// How that server reaches the receiver, if not by the address that it listens on
+    #[arg(long, value_name = "HOST", requires = "url")]
+    receiver_host: Option<String>,
     /// Measure each figure so many times and take the median
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=20))]
     runs: u16,
     /// Length of one measurement
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=120))]
-    seconds: u64,
-    /// All scenarios of this store
-    #[arg(long, value_enum, default_value_t = Stores::Sqlite)]
+    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    seconds: f64,
+    /// All scenarios of this store but the long ones: curves and forgetting
+    #[arg(long, value_enum, default_value_t = Stores::Sqlite, conflicts_with = "url")]
     store: Stores,
+    /// All scenarios of both stores, the long ones too: some hours
+    #[arg(long, conflicts_with_all = ["store", "only", "url"])]
+    all: bool,
     /// Only these scenarios
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "store")]
     only: Vec<Scenario>,
     /// Also write everything, run by run, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Messages per second where the rate is fixed
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rate: u32,
-    /// Finished deliveries to fill the store with
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
-    growth_finished: u32,
-    /// Waiting retries to fill the store with
-    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
-    growth_waiting: u32,
-    /// The same two on PostgreSQL
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
-    pg_finished: u32,
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
-    pg_waiting: u32,
+    /// Also draw what was measured, as SVG files in this folder
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
+    #[command(flatten)]
+    sizes: Sizes,
     /// Tell on which statements PostgreSQL spent its time; that costs some of it
     #[arg(long)]
     statements: bool,
-    /// Deliveries to fill a paused lane with
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=30_000_000))]
-    parking: u32,
-    /// Messages in the store while the dashboard is looked at
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(100..=30_000_000))]
-    looking: u32,
     /// How long endpoints hang, and how long the same is measured without
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
-    hang_seconds: u64,
+    #[arg(long, default_value_t = 60.0, value_parser = seconds)]
+    hang_seconds: f64,
     /// Silence after which a message that was accepted and has not arrived counts as lost
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
     patience_seconds: u64,
@@ -97,6 +114,50 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(subcommand)]
     role: Option<Role>,
+}
+
+impl Args {
+    fn scenarios(&self) -> Result<BTreeSet<Scenario>> {
+        let all = Scenario::value_variants().iter().copied();
+        if self.url.is_none() {
+            return Ok(match self {
+                Args { all: true, .. } => all.collect(),
+                Args { only, .. } if !only.is_empty() => only.iter().copied().collect(),
+                Args { store, .. } => all.filter(|one| store.has(*one) && !one.is_long()).collect(),
+            });
+        }
+        if self.only.is_empty() {
+            return Ok([Scenario::Floor, Scenario::EndToEnd, Scenario::FanOut, Scenario::Steady].into());
+        }
+        if let Some(ours) = self.only.iter().find(|scenario| !scenario.is_for_any_server()) {
+            let names = all.filter(|scenario| scenario.is_for_any_server()).map(name_of);
+            bail!(
+                "`{}` needs a server of its own, which it starts, fills and ends; with --url there are {}",
+                name_of(*ours),
+                names.collect::<Vec<_>>().join(", ")
+            );
+        }
+        Ok(self.only.iter().copied().collect())
+    }
+}
+
+impl Args {
+    /// The server that somebody else runs, if it is to be measured.
+    async fn outside(&self) -> Result<Option<Arc<Outside>>> {
+        let Some(url) = &self.url else { return Ok(None) };
+        self.scenarios()?;
+        let token = self.token.as_deref().context("--url needs --token, or the variable POSTRIDER_TOKEN")?;
+        Ok(Some(Arc::new(Outside::find(url, token, &self.pids).await?)))
+    }
+}
+
+fn name_of(scenario: Scenario) -> String {
+    scenario.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    if (0.1..=600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 600".to_owned()) }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -141,11 +202,16 @@ fn main() -> Result<ExitCode> {
             let runtime = runtime(HARNESS_WORKERS)?;
             let report = runtime.block_on(async {
                 let interrupted = interruption()?;
+                let outside = args.outside().await?;
                 // On an interruption the benchmark is dropped where it stands, and with it its servers and folders.
-                tokio::select! {
-                    report = benchmark(&args) => report,
-                    () = interrupted => bail!("interrupted"),
+                let report = tokio::select! {
+                    report = benchmark(&args, outside.clone()) => report,
+                    () = interrupted => Err(anyhow!("interrupted")),
+                };
+                if let Some(outside) = outside {
+                    outside.clean_up().await;
                 }
+                report
             })?;
             print!("{}", report.to_text());
             Ok(if report.faults.any() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -171,27 +237,21 @@ fn interruption() -> Result<impl Future<Output = ()>> {
     })
 }
 
-async fn benchmark(args: &Args) -> Result<Report> {
+async fn benchmark(args: &Args, outside: Option<Arc<Outside>>) -> Result<Report> {
     let settings = Settings {
         runs: usize::from(args.runs),
         seconds: args.seconds,
-        scenarios: if args.only.is_empty() {
-            Scenario::value_variants().iter().copied().filter(|scenario| args.store.has(*scenario)).collect()
-        } else {
-            args.only.iter().copied().collect()
-        },
-        rate: args.rate,
-        growth_finished: args.growth_finished,
-        growth_waiting: args.growth_waiting,
-        pg_finished: args.pg_finished,
-        pg_waiting: args.pg_waiting,
-        parking: args.parking,
-        looking: args.looking,
+        scenarios: args.scenarios()?,
         hang_seconds: args.hang_seconds,
         patience_seconds: args.patience_seconds,
+        sizes: args.sizes.clone(),
     };
+    payload::allow(usize::try_from(settings.sizes.large_bytes)?);
     let launcher = Launcher {
-        binary: server_binary(args.server.as_deref())?,
+        binary: match &outside {
+            Some(_) => PathBuf::new(),
+            None => server_binary(args.server.as_deref())?,
+        },
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         accounts: if args.statements { Accounts::Kept } else { Accounts::None },
         database: OnceCell::new(),
@@ -199,30 +259,54 @@ async fn benchmark(args: &Args) -> Result<Report> {
     let machine = Machine::observe(
         &fs::canonicalize(&launcher.dir).with_context(|| format!("looking for {}", launcher.dir.display()))?,
     );
-    if machine.data_filesystem == "tmpfs" {
+    if machine.data_filesystem == "tmpfs" && outside.is_none() {
         eprintln!(
             "warning: {} is in memory, where a sync costs nothing; choose a folder on a disk with --dir",
             launcher.dir.display()
         );
     }
-    let server = version(&launcher.binary).await;
+    let server = match &args.url {
+        Some(url) => url.clone(),
+        None => version(&launcher.binary).await,
+    };
+    let place = Place { listen: args.receiver_listen, host: args.receiver_host.clone() };
     let progress = Progress::new(settings.steps());
     let mut bench = Bench {
         settings,
         launcher,
-        receiver: Receiver::start().await?,
+        outside,
+        receiver: Receiver::start(&place).await?,
         progress,
         faults: Faults::default(),
         late_wanted: 0,
     };
     let figures = bench.run().await?;
     bench.progress.finish();
-    let verdicts = judge(&figures, bench.faults, bench.settings.is_on_sqlite());
-    let report = Report { machine, server, settings: bench.settings, figures, faults: bench.faults, verdicts };
+    let mut verdicts = judge(&figures, bench.faults, bench.settings.is_on_sqlite());
+    if bench.outside.is_some() {
+        verdicts.retain(|verdict| verdict.outcome != Outcome::NotMeasured);
+    }
+    let commit = commit().await;
+    let report = Report { machine, commit, server, settings: bench.settings, figures, faults: bench.faults, verdicts };
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("writing {}", path.display()))?;
     }
+    if let Some(folder) = &args.plots {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        for (name, drawing) in report.plots() {
+            let path = folder.join(format!("{name}.svg"));
+            fs::write(&path, drawing).with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
     Ok(report)
+}
+
+/// Of the source around us: what was built from it is what is measured, unless somebody asked for something else.
+async fn commit() -> Option<String> {
+    let asked = ["describe", "--always", "--dirty", "--exclude", "*"];
+    let output = tokio::process::Command::new("git").args(asked).output().await.ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 fn server_binary(asked: Option<&Path>) -> Result<PathBuf> {

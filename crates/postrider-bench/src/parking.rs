@@ -51,10 +51,10 @@ impl Lane<'_> {
         let (mut pauses, mut resumes) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            self.server.steer(self.application, self.endpoint, "resume", json!({"deliver": "all"})).await?;
+            self.server.api.steer(self.application, self.endpoint, "resume", json!({"deliver": "all"})).await?;
             resumes.push(start.elapsed());
             let start = Instant::now();
-            self.server.steer(self.application, self.endpoint, "pause", json!({})).await?;
+            self.server.api.steer(self.application, self.endpoint, "pause", json!({})).await?;
             pauses.push(start.elapsed());
         }
         Ok(Held { pause_ms: median(pauses), resume_ms: median(resumes) })
@@ -73,9 +73,9 @@ impl Lane<'_> {
     pub async fn trip(&self) -> Result<u64> {
         self.receiver.turn(Temper::Failing);
         let before = self.receiver.requests();
-        self.server.steer(self.application, self.endpoint, "resume", json!({"deliver": "all"})).await?;
+        self.server.api.steer(self.application, self.endpoint, "resume", json!({"deliver": "all"})).await?;
         let start = Instant::now();
-        while self.server.health(self.application, self.endpoint).await? != "tripped" {
+        while self.server.api.health(self.application, self.endpoint).await? != "tripped" {
             ensure!(start.elapsed() < PATIENCE, "the breaker did not open");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -94,11 +94,12 @@ impl Lane<'_> {
         tokio::time::sleep(PROBE_WATCH).await;
         let probes = self.receiver.requests() - before;
         self.receiver.turn(Temper::Healthy);
-        while self.server.health(self.application, self.endpoint).await? != "healthy" {
+        while self.server.api.health(self.application, self.endpoint).await? != "healthy" {
             ensure!(start.elapsed() < PATIENCE, "the breaker did not close");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.server
+            .api
             .steer(self.application, self.endpoint, "pause", json!({}))
             .await
             .context("pausing after the recovery")?;

@@ -60,6 +60,60 @@ impl Stat {
 /// Linux reports to user space in hundredths of a second on every architecture that we build for.
 const TICK_MS: u64 = 10;
 
+/// What a process uses while it has nothing to do, since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rest {
+    pub cpu: Duration,
+    /// Each time that a thread had waited for something and went on.
+    pub wakeups: u64,
+}
+
+impl Rest {
+    pub fn since(self, before: Rest) -> Rest {
+        Rest { cpu: self.cpu.saturating_sub(before.cpu), wakeups: self.wakeups.saturating_sub(before.wakeups) }
+    }
+}
+
+impl std::iter::Sum for Rest {
+    fn sum<I: Iterator<Item = Rest>>(all: I) -> Rest {
+        all.fold(Rest::default(), |sum, one| Rest { cpu: sum.cpu + one.cpu, wakeups: sum.wakeups + one.wakeups })
+    }
+}
+
+/// By the scheduler's own account, in nanoseconds where it keeps one: in steps of a hundredth of a second, rest would mostly
+/// be nothing at all. Of threads that live.
+pub fn at_rest(pid: u32) -> Result<Rest> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("looking at process {pid}"))?;
+    let (mut sum, mut is_exact) = (Rest::default(), true);
+    for task in tasks.flatten() {
+        let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        sum.wakeups += wakeups(&read("status")).unwrap_or(0);
+        match read("schedstat").split_whitespace().next().and_then(|running| running.parse().ok()) {
+            Some(running) => sum.cpu += Duration::from_nanos(running),
+            None => is_exact = false,
+        }
+    }
+    if !is_exact {
+        sum.cpu = cpu_time(pid)?;
+    }
+    Ok(sum)
+}
+
+fn wakeups(status: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+}
+
+/// Of all files in it.
+pub fn folder_size(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).with_context(|| format!("looking into {}", folder.display()))? {
+        let entry = entry?;
+        let about = entry.metadata()?;
+        bytes += if about.is_dir() { folder_size(&entry.path())? } else { about.len() };
+    }
+    Ok(bytes)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Memory {
     pub rss_mib: f64,
@@ -137,6 +191,16 @@ mod tests {
         child.wait().unwrap();
         assert!(!found.is_empty() && found.iter().all(|child| child.parent == me), "{found:?}");
         assert!(family_cpu_time(me).unwrap() >= cpu_time(me).unwrap().saturating_sub(Duration::from_millis(TICK_MS)));
+    }
+
+    #[test]
+    fn waking_up_is_counted_in_all_threads() {
+        assert_eq!(wakeups("Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t9\n"), Some(7));
+        let before = at_rest(std::process::id()).unwrap();
+        let sleeper = std::thread::spawn(|| std::thread::sleep(Duration::from_millis(20)));
+        std::thread::sleep(Duration::from_millis(5));
+        sleeper.join().unwrap();
+        assert!(at_rest(std::process::id()).unwrap().since(before).wakeups > 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! are both measured against it.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -19,17 +19,34 @@ use crate::ledger::Ledger;
 use crate::payload::Stamp;
 
 pub struct Receiver {
+    /// Where it is reached from this machine.
     pub address: SocketAddr,
+    /// What endpoints are called by.
+    host: String,
     board: Arc<Board>,
 }
 
+/// Where the receiver listens, and by which name a server reaches it.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    pub listen: Option<IpAddr>,
+    pub host: Option<String>,
+}
+
 impl Receiver {
-    pub async fn start() -> Result<Receiver> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("opening the receiver's port")?;
-        let address = listener.local_addr()?;
+    pub async fn start(place: &Place) -> Result<Receiver> {
+        let listen = place.listen.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let listener = TcpListener::bind((listen, 0))
+            .await
+            .with_context(|| format!("opening the receiver's port at {listen} (--receiver-listen)"))?;
+        let port = listener.local_addr()?.port();
+        // Who listens everywhere also does here.
+        let near = if listen.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { listen };
+        let address = SocketAddr::new(near, port);
+        let host = place.host.as_ref().map_or_else(|| address.to_string(), |host| format!("{host}:{port}"));
         let board = Arc::new(Board::default());
         tokio::spawn(answer_connections(listener, Arc::clone(&board)));
-        Ok(Receiver { address, board })
+        Ok(Receiver { address, host, board })
     }
 
     /// `column` is the endpoint's place among those that one message fans out to.
@@ -43,8 +60,13 @@ impl Receiver {
         });
         let mut doors = self.board.doors.write().unwrap_or_else(PoisonError::into_inner);
         doors.push(Arc::clone(&door));
-        let url = format!("http://{}/{}", self.address, doors.len() - 1);
-        Endpoint { url, door }
+        let number = doors.len() - 1;
+        Endpoint { url: format!("http://{}/{number}", self.host), number, door }
+    }
+
+    /// An endpoint's address on this machine.
+    pub fn near(&self, endpoint: &Endpoint) -> String {
+        format!("http://{}/{}", self.address, endpoint.number)
     }
 
     pub fn open_ledger(&self, width: usize) -> Arc<Ledger> {
@@ -87,6 +109,7 @@ pub enum Temper {
 
 pub struct Endpoint {
     pub url: String,
+    number: usize,
     door: Arc<Door>,
 }
 
@@ -191,7 +214,7 @@ async fn answer_connections(listener: TcpListener, board: Arc<Board>) {
 
 async fn answer_requests(mut stream: TcpStream, board: Arc<Board>) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut buffer = vec![0; REQUEST_MAX];
+    let mut buffer = vec![0; REQUEST_USUAL];
     let mut filled = 0;
     loop {
         match Request::parse(&buffer[..filled]) {
@@ -208,10 +231,15 @@ async fn answer_requests(mut stream: TcpStream, board: Arc<Board>) -> std::io::R
                 buffer.copy_within(used..filled, 0);
                 filled -= used;
             }
-            Parsed::Partial if filled < buffer.len() => match stream.read(&mut buffer[filled..]).await? {
-                0 => return Ok(()),
-                read => filled += read,
-            },
+            Parsed::Partial if filled < REQUEST_MAX => {
+                if filled == buffer.len() {
+                    buffer.resize((buffer.len() * 4).min(REQUEST_MAX), 0);
+                }
+                match stream.read(&mut buffer[filled..]).await? {
+                    0 => return Ok(()),
+                    read => filled += read,
+                }
+            }
             Parsed::Partial | Parsed::Malformed => {
                 board.damaged.fetch_add(1, Relaxed);
                 return stream
@@ -274,7 +302,7 @@ impl Request<'_> {
             }
             if let Some(value) = header(line, b"content-length") {
                 body_len = decimal(value);
-            } else if let Some(value) = header(line, b"webhook-id") {
+            } else if let Some(value) = header(line, b"webhook-id").or_else(|| header(line, b"svix-id")) {
                 id = Some(value);
             }
         }
@@ -316,7 +344,8 @@ fn decimal(digits: &[u8]) -> Option<usize> {
 const DRIP: Duration = Duration::from_secs(1);
 
 /// A 1 KiB body and its headers, several times over.
-const REQUEST_MAX: usize = 16 * 1024;
+const REQUEST_USUAL: usize = 16 * 1024;
+const REQUEST_MAX: usize = 64 * 1024 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -1,141 +1,33 @@
 //! The scenarios, each a short story: set up, load, wait until all has arrived, compare.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
-use serde::Serialize;
 
-use crate::crowd::Crowd;
+use crate::crowd::{Crowd, Mix};
+use crate::curve::{Curve, Fill};
+use crate::field::{ENDPOINTS, Field, How, Load, Shape};
 use crate::floor;
+use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
-use crate::generator::{self, Application, Target, Until};
+use crate::generator::{Manner, Protocol, Turns, Until};
 use crate::ledger::{Ledger, Tally};
 use crate::looking::Looking;
 use crate::parking::{Lane, Parking};
+use crate::payload;
 use crate::progress::Progress;
 use crate::receiver::{Endpoint, Receiver, Temper};
-use crate::report::{Faults, Figures, Growth, IdleRun, Isolation, Latency, LoadRun, Series};
-use crate::server::{Launcher, Server, Stop, Store};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scenario {
-    /// A bare client that signs and posts to the receiver: what delivering costs without a server
-    Floor,
-    /// 64 producers -> server -> receiver, ten applications with an endpoint each
-    EndToEnd,
-    /// The same with one application of ten endpoints
-    FanOut,
-    /// A fixed rate: how long a message takes when the server is not pressed
-    Steady,
-    /// Start on an empty folder: time until ready, memory
-    Idle,
-    /// End to end with finished deliveries in the store, against an empty one
-    GrowthFinished,
-    /// End to end with waiting retries in the store, against an empty one
-    GrowthWaiting,
-    /// A fixed rate to ten endpoints, then three of them hang
-    Isolation,
-    /// 1,000 endpoints, 900 of them dead, hanging or dripping, against the other 100 alone
-    IsolationThousand,
-    /// Pausing, resuming and tripping a lane with a great many deliveries in it
-    Parking,
-    /// The dashboard's pages with a great many messages in the store, and delivering while people look at them
-    Looking,
-    /// Other services' requests to a source, verified, deduplicated and stored, against a bare server
-    Gateway,
-    /// End to end on PostgreSQL with one node
-    PgEndToEnd,
-    /// The same with three nodes
-    PgThreeNodes,
-    /// End to end on PostgreSQL with finished deliveries in the store, against an empty one
-    PgFinished,
-    /// End to end on PostgreSQL with waiting retries in the store, against an empty one
-    PgWaiting,
-    /// Three nodes at a fixed rate, and one of them ends
-    PgTakeOver,
-    /// What one and three nodes cost when nothing happens
-    PgIdle,
-    /// The dashboard on PostgreSQL
-    PgLooking,
-    /// A source on PostgreSQL
-    PgGateway,
-}
-
-impl Scenario {
-    pub fn is_on_postgres(self) -> bool {
-        match self {
-            Scenario::Floor
-            | Scenario::EndToEnd
-            | Scenario::FanOut
-            | Scenario::Steady
-            | Scenario::Idle
-            | Scenario::GrowthFinished
-            | Scenario::GrowthWaiting
-            | Scenario::Isolation
-            | Scenario::IsolationThousand
-            | Scenario::Parking
-            | Scenario::Looking
-            | Scenario::Gateway => false,
-            Scenario::PgEndToEnd
-            | Scenario::PgThreeNodes
-            | Scenario::PgFinished
-            | Scenario::PgWaiting
-            | Scenario::PgTakeOver
-            | Scenario::PgIdle
-            | Scenario::PgLooking
-            | Scenario::PgGateway => true,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub struct Settings {
-    pub runs: usize,
-    pub seconds: u64,
-    pub scenarios: BTreeSet<Scenario>,
-    pub rate: u32,
-    pub growth_finished: u32,
-    pub growth_waiting: u32,
-    pub pg_finished: u32,
-    pub pg_waiting: u32,
-    pub parking: u32,
-    pub looking: u32,
-    pub hang_seconds: u64,
-    pub patience_seconds: u64,
-}
-
-impl Settings {
-    /// How many steps the progress display will see.
-    pub fn steps(&self) -> usize {
-        let of = |scenario: &Scenario| match scenario {
-            Scenario::Floor | Scenario::EndToEnd | Scenario::FanOut | Scenario::Steady | Scenario::Idle => self.runs,
-            Scenario::PgEndToEnd | Scenario::PgThreeNodes => self.runs,
-            Scenario::GrowthFinished | Scenario::GrowthWaiting => 2 + 2 * self.runs,
-            Scenario::PgFinished | Scenario::PgWaiting | Scenario::PgTakeOver => 2 + 2 * self.runs,
-            Scenario::IsolationThousand => 4 * self.runs,
-            Scenario::Gateway | Scenario::PgGateway => 3 * self.runs,
-            Scenario::Looking | Scenario::PgLooking => 2 + 4 * self.runs,
-            Scenario::Isolation | Scenario::Parking | Scenario::PgIdle => 2,
-        };
-        self.scenarios.iter().map(of).sum()
-    }
-
-    pub fn is_on_sqlite(&self) -> bool {
-        self.scenarios.iter().any(|scenario| !scenario.is_on_postgres())
-    }
-
-    pub fn duration(&self) -> Duration {
-        Duration::from_secs(self.seconds)
-    }
-}
+use crate::report::{Cost, Faults, Figures, IdleRun, Isolation, Large, Latency, LoadRun, Series, Sides};
+use crate::server::{Launcher, Stop, Store};
+use crate::settings::{Scenario, Settings};
+use crate::subject::{Outside, Subject, Usage};
 
 pub struct Bench {
     pub settings: Settings,
     pub launcher: Launcher,
+    /// Somebody else's, in the place of servers of our own.
+    pub outside: Option<Arc<Outside>>,
     pub receiver: Receiver,
     pub progress: Progress,
     pub faults: Faults,
@@ -148,7 +40,7 @@ impl Bench {
         let mut figures = self.rounds().await?;
         if self.wants(Scenario::GrowthFinished) {
             figures.growth_finished = Some(
-                self.growth_finished(Store::Sqlite, self.settings.growth_finished)
+                self.growth_finished(Store::Sqlite, self.settings.sizes.growth_finished)
                     .await
                     .context("measuring with finished deliveries in the store")?,
             );
@@ -157,11 +49,29 @@ impl Bench {
             figures.growth_waiting =
                 Some(self.growth_waiting().await.context("measuring with waiting retries in the store")?);
         }
+        if self.wants(Scenario::GrowthEndpoints) {
+            let grown = self.growth_endpoints(Store::Sqlite, self.settings.sizes.growth_endpoints).await;
+            figures.growth_endpoints = Some(grown.context("measuring with many endpoints in the store")?);
+        }
+        for (scenario, fill) in [(Scenario::CurveFinished, Fill::Finished), (Scenario::CurveWaiting, Fill::Waiting)] {
+            if self.wants(scenario) {
+                let curve = Curve::measure(self, Store::Sqlite, fill).await;
+                figures.curves.push(curve.context("measuring while a store is filled")?);
+            }
+        }
+        if self.wants(Scenario::Forgetting) {
+            let forgetting = Forgetting::measure(self, Store::Sqlite).await;
+            figures.forgetting = Some(forgetting.context("measuring while history is forgotten")?);
+        }
         if self.wants(Scenario::Isolation) {
             figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
         }
+        if self.wants(Scenario::IsolationHundred) {
+            let crowd = Crowd::measure(self, Mix::HUNDRED).await;
+            figures.hundred = Some(crowd.context("measuring beside endpoints that hang")?);
+        }
         if self.wants(Scenario::IsolationThousand) {
-            let crowd = Crowd::measure(self).await;
+            let crowd = Crowd::measure(self, Mix::THOUSAND).await;
             figures.crowd = Some(crowd.context("measuring beside a great many bad endpoints")?);
         }
         if self.wants(Scenario::Parking) {
@@ -186,51 +96,114 @@ impl Bench {
 
     /// All that is compared with the floor, round by round, so that what else goes on in the machine touches both sides.
     async fn rounds(&mut self) -> Result<Figures> {
-        let (mut floors, mut ends, mut fans, mut steadies, mut idles) = (vec![], vec![], vec![], vec![], vec![]);
+        let duration = self.settings.duration();
+        let large_len = usize::try_from(self.settings.sizes.large_bytes)?;
+        let (mut floors, mut floors_large, mut idles, mut many) = (vec![], vec![], vec![], (vec![], vec![]));
+        let trials = self.trials()?;
+        let mut loads: Vec<Vec<LoadRun>> = trials.iter().map(|_| Vec::new()).collect();
         for round in 1..=self.settings.runs {
             if self.wants(Scenario::Floor) {
                 self.progress.step(&format!("round {round}: floor"));
-                floors.push(
-                    floor::measure(&self.receiver, self.settings.duration()).await.context("measuring the floor")?,
-                );
+                let floor = floor::measure(&self.receiver, duration, payload::LEN).await;
+                floors.push(floor.context("measuring the floor")?);
             }
-            if self.wants(Scenario::EndToEnd) {
-                self.progress.step(&format!("round {round}: end to end"));
-                ends.push(
-                    self.on_an_empty_server(Store::Sqlite, Shape::InTurn, self.full_load())
-                        .await
-                        .context("measuring end to end")?,
-                );
+            if self.wants(Scenario::LargePayloads) {
+                self.progress.step(&format!("round {round}: floor, large payloads"));
+                let floor = floor::measure(&self.receiver, duration, large_len).await;
+                floors_large.push(floor.context("measuring the floor with large payloads")?);
             }
-            if self.wants(Scenario::FanOut) {
-                self.progress.step(&format!("round {round}: fan-out 1:10"));
-                fans.push(
-                    self.on_an_empty_server(Store::Sqlite, Shape::FanOut, self.full_load())
-                        .await
-                        .context("measuring fan-out")?,
-                );
+            for (trial, runs) in trials.iter().zip(&mut loads) {
+                self.progress.step(&format!("round {round}: {}", trial.name));
+                let run = self.try_out(Store::Sqlite, trial).await;
+                runs.push(run.with_context(|| format!("measuring {}", trial.name))?);
             }
-            if self.wants(Scenario::Steady) {
-                self.progress.step(&format!("round {round}: steady"));
-                steadies.push(
-                    self.on_an_empty_server(Store::Sqlite, Shape::InTurn, self.steady_load(self.settings.duration()))
-                        .await
-                        .context("measuring a steady rate")?,
-                );
+            if self.wants(Scenario::ManyEndpoints) {
+                let (without, beside) = self.many_endpoints(round).await.context("measuring many endpoints")?;
+                many.0.push(without);
+                many.1.push(beside);
             }
             if self.wants(Scenario::Idle) {
                 self.progress.step(&format!("round {round}: idle"));
                 idles.push(self.idle().await.context("measuring an idle server")?);
             }
         }
-        Ok(Figures {
-            floor: Series::of(floors),
-            end_to_end: Series::of(ends),
-            fan_out: Series::of(fans),
-            steady: Series::of(steadies),
-            idle: Series::of(idles),
-            ..Figures::default()
-        })
+        let mut figures = Figures { floor: Series::of(floors), idle: Series::of(idles), ..Figures::default() };
+        if !many.0.is_empty() {
+            figures.many_endpoints = Some(Sides::of(many)?);
+        }
+        for (trial, runs) in trials.iter().zip(loads) {
+            let series = Series::of(runs);
+            match trial.scenario {
+                Scenario::FanOut => figures.fan_out = series,
+                Scenario::Steady => figures.steady = series,
+                Scenario::SteadyHigh => figures.steady_high = series,
+                Scenario::Batches => figures.batches = series,
+                Scenario::Http2 => figures.http2 = series,
+                Scenario::FanOutThousand => figures.fan_out_thousand = series,
+                Scenario::LargePayloads => {
+                    let floor = Series::of(std::mem::take(&mut floors_large));
+                    figures.large =
+                        floor.zip(series).map(|(floor, loads)| Large { payload_bytes: large_len, floor, loads });
+                }
+                // The only one that is left.
+                _ => figures.end_to_end = series,
+            }
+        }
+        Ok(figures)
+    }
+
+    /// What is measured on an empty server, once in each round.
+    fn trials(&self) -> Result<Vec<Trial>> {
+        let usual = How::default();
+        let sizes = &self.settings.sizes;
+        let duration = self.settings.duration();
+        let wide = Load::Closed { connections: WIDE_CONNECTIONS, until: Until::Elapsed(duration) };
+        let high = Load::Open { rate: sizes.rate_high, duration };
+        let full = self.full_load();
+        let trials = [
+            (Scenario::EndToEnd, "end to end", Shape::InTurn, full, usual),
+            (Scenario::FanOut, "fan-out 1:10", Shape::FanOut(ENDPOINTS), full, usual),
+            (Scenario::Steady, "steady", Shape::InTurn, self.steady_load(duration), usual),
+            (Scenario::SteadyHigh, "steady, high rate", Shape::InTurn, high, usual),
+            (Scenario::Batches, "batches", Shape::InTurn, wide, How { manner: Manner::Batch(sizes.batch), ..usual }),
+            (Scenario::Http2, "HTTP/2", Shape::InTurn, full, How { protocol: Protocol::Http2, ..usual }),
+            (
+                Scenario::FanOutThousand,
+                "wide fan-out",
+                Shape::FanOut(usize::try_from(sizes.fan_out_wide)?),
+                wide,
+                usual,
+            ),
+            (
+                Scenario::LargePayloads,
+                "large payloads",
+                Shape::InTurn,
+                wide,
+                How { len: usize::try_from(sizes.large_bytes)?, ..usual },
+            ),
+        ];
+        let wanted = trials.into_iter().filter(|(scenario, ..)| self.wants(*scenario));
+        Ok(wanted.map(|(scenario, name, shape, load, how)| Trial { scenario, name, shape, load, how }).collect())
+    }
+
+    /// The same load to a few endpoints, and to as many at a time out of a great many.
+    async fn many_endpoints(&mut self, round: usize) -> Result<(LoadRun, LoadRun)> {
+        let all = usize::try_from(self.settings.sizes.many_endpoints)?;
+        let busy = all / MANY_PER_BUSY;
+        let moving = Turns::Moving { busy, messages: u32::try_from(busy * MESSAGES_BEFORE_MOVING)? };
+        let mut runs = Vec::new();
+        for (name, endpoints, turns) in [("few endpoints", busy, Turns::All), ("many endpoints", all, moving)] {
+            self.progress.step(&format!("round {round}: {name}"));
+            let trial = Trial {
+                scenario: Scenario::ManyEndpoints,
+                name,
+                shape: Shape::InTurnOf(endpoints),
+                load: self.full_load(),
+                how: How { turns, ..How::default() },
+            };
+            runs.push(self.try_out(Store::Sqlite, &trial).await?);
+        }
+        Ok((runs[0], runs[1]))
     }
 
     pub fn full_load(&self) -> Load {
@@ -238,146 +211,82 @@ impl Bench {
     }
 
     pub fn steady_load(&self, duration: Duration) -> Load {
-        Load::Open { rate: self.settings.rate, duration }
+        Load::Open { rate: self.settings.sizes.rate, duration }
     }
 
     pub async fn on_an_empty_server(&mut self, store: Store, shape: Shape, load: Load) -> Result<LoadRun> {
-        let (server, _) = self.launcher.start(store).await?;
-        let field = Field::lay_out(&server, &self.receiver, shape, Temper::Healthy).await?;
-        self.warm_up(&server, &field, load).await?;
-        let run = self.measure(&server, &field, load).await?;
+        let how = How::default();
+        self.try_out(store, &Trial { scenario: Scenario::EndToEnd, name: "end to end", shape, load, how }).await
+    }
+
+    /// On somebody else's server, if that is what is measured.
+    async fn try_out(&mut self, store: Store, trial: &Trial) -> Result<LoadRun> {
+        if let Some(outside) = self.outside.clone() {
+            return self.try_out_on(&*outside, trial).await;
+        }
+        let variables = match trial.how.body_len() {
+            ..BODY_MAX_DEFAULT => Vec::new(),
+            long => vec![("POSTRIDER_BODY_MAX", long.to_string())],
+        };
+        let (server, _) = self.launcher.start_with(store, variables).await?;
+        let run = self.try_out_on(&server, trial).await?;
         server.end(Stop::Asked).await?;
         Ok(run)
     }
 
+    async fn try_out_on(&mut self, subject: &impl Subject, trial: &Trial) -> Result<LoadRun> {
+        let mut field = Field::lay_out(subject, &self.receiver, trial.shape, Temper::Healthy).await?;
+        field.send(trial.how)?;
+        self.warm_up(subject, &field, trial.load).await?;
+        self.measure(subject, &field, trial.load).await
+    }
+
     async fn idle(&mut self) -> Result<IdleRun> {
         let (server, ready) = self.launcher.start(Store::Sqlite).await?;
-        tokio::time::sleep(SETTLING).await;
+        tokio::time::sleep(self.settling()).await;
         let rss_mib = server.memory()?.rss_mib;
+        let (before, start) = (server.at_rest()?, Instant::now());
+        tokio::time::sleep(self.settings.duration()).await;
+        let (rest, seconds) = (server.at_rest()?.since(before), start.elapsed().as_secs_f64());
         server.end(Stop::Asked).await?;
-        Ok(IdleRun { ready_ms: ready.as_secs_f64() * 1e3, rss_mib })
-    }
-
-    pub async fn growth_finished(&mut self, store: Store, count: u32) -> Result<Growth> {
-        self.progress.step(&format!("filling the store with {count} finished deliveries"));
-        let (server, _) = self.launcher.start(store).await?;
-        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
-        let start = Instant::now();
-        let filling = self
-            .measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
-            .await?;
-        self.against_empty(
-            store,
-            server,
-            Filling { asked: count.into(), stored: filling.delivered, took: start.elapsed(), failing: Vec::new() },
-        )
-        .await
-    }
-
-    /// The first retry comes after about five seconds and the second after minutes: once every delivery has failed twice,
-    /// the store holds them all waiting, and stays quiet long enough to be measured.
-    async fn growth_waiting(&mut self) -> Result<Growth> {
-        let filling = Waiting { count: self.settings.growth_waiting, rules: UNGUARDED, failures_each: 2 };
-        self.growth_by_failing(Store::Sqlite, filling).await
-    }
-
-    pub async fn growth_by_failing(&mut self, store: Store, filling: Waiting) -> Result<Growth> {
-        let Waiting { count, rules, failures_each } = filling;
-        self.progress.step(&format!("filling the store with {count} waiting retries"));
-        let (server, _) = self.launcher.start(store).await?;
-        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Failing).await?;
-        for (application, endpoint) in &field.ids {
-            server.patch_endpoint(application, endpoint, rules).await?;
-        }
-        let start = Instant::now();
-        self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
-            .await?;
-        self.wait_for_failures(&field.endpoints, failures_each * u64::from(count)).await;
-        let mut waiting = 0;
-        for (application, endpoint) in &field.ids {
-            waiting += server.waiting(application, endpoint).await?;
-        }
-        self.against_empty(
-            store,
-            server,
-            Filling { asked: count.into(), stored: waiting, took: start.elapsed(), failing: field.endpoints },
-        )
-        .await
-    }
-
-    /// A server may hold back from an endpoint that fails all the time, so silence ends the wait too.
-    pub async fn wait_for_failures(&self, endpoints: &[Endpoint], failures: u64) {
-        let start = Instant::now();
-        let mut last = (requests(endpoints), Instant::now());
-        while last.0 < failures && last.1.elapsed() < RETRY_SILENCE && start.elapsed() < RETRIES_MAX {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            let now = requests(endpoints);
-            self.progress.tell(&format!("{now} of {failures} failures"));
-            if now != last.0 {
-                last = (now, Instant::now());
-            }
-        }
-        tokio::time::sleep(SETTLING).await;
-    }
-
-    async fn against_empty(&mut self, store: Store, mut server: Server, filling: Filling) -> Result<Growth> {
-        let mut rss_peak_mib = server.memory()?.rss_peak_mib;
-        self.progress.step("restarting with what is stored");
-        let ready_after_stop = server.restart(Stop::Asked).await?;
-        let ready_after_kill = server.restart(Stop::Killed).await?;
-        let rss_after_restart_mib = server.memory()?.rss_mib;
-
-        let field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
-        self.warm_up(&server, &field, self.full_load()).await?;
-        let retries_before = requests(&filling.failing);
-        let (mut empty, mut filled) = (vec![], vec![]);
-        for round in 1..=self.settings.runs {
-            self.progress.step(&format!("round {round}: empty store"));
-            empty.push(self.on_an_empty_server(store, Shape::InTurn, self.full_load()).await?);
-            self.progress.step(&format!("round {round}: filled store"));
-            filled.push(self.measure(&server, &field, self.full_load()).await?);
-        }
-        rss_peak_mib = rss_peak_mib.max(server.memory()?.rss_peak_mib);
-        let retries_meanwhile = requests(&filling.failing) - retries_before;
-        server.end(Stop::Asked).await?;
-        Ok(Growth {
-            asked: filling.asked,
-            stored: filling.stored,
-            filling_s: filling.took.as_secs_f64(),
-            ready_after_stop_ms: ready_after_stop.as_secs_f64() * 1e3,
-            ready_after_kill_ms: ready_after_kill.as_secs_f64() * 1e3,
-            rss_after_restart_mib,
-            rss_peak_mib,
-            empty: Series::of(empty).context("no run was asked for")?,
-            filled: Series::of(filled).context("no run was asked for")?,
-            retries_meanwhile,
+        let binary = std::fs::metadata(&self.launcher.binary).context("looking at the program")?;
+        Ok(IdleRun {
+            ready_ms: ready.as_secs_f64() * 1e3,
+            rss_mib,
+            cpu_share: rest.cpu.as_secs_f64() / seconds,
+            wakeups_per_s: rest.wakeups as f64 / seconds,
+            binary_mib: binary.len() as f64 / 1_048_576.0,
         })
     }
 
+    /// In each round on a server of its own: what hangs, and the backlog that it makes, is not part of the next one.
     async fn isolation(&mut self) -> Result<Isolation> {
-        let load = self.steady_load(Duration::from_secs(self.settings.hang_seconds));
-        let (server, _) = self.launcher.start(Store::Sqlite).await?;
-        let mut field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
-        self.warm_up(&server, &field, load).await?;
-        self.progress.step("all ten endpoints healthy");
-        let without = self.measure_where(&server, &field, load, stays_healthy).await?;
+        let load = self.steady_load(Duration::from_secs_f64(self.settings.hang_seconds));
+        let (mut healthy, mut hung_requests) = ((vec![], vec![]), 0);
+        for round in 1..=self.settings.runs {
+            let (server, _) = self.launcher.start(Store::Sqlite).await?;
+            let mut field = Field::lay_out(&server, &self.receiver, Shape::InTurn, Temper::Healthy).await?;
+            self.warm_up(&server, &field, load).await?;
+            self.progress.step(&format!("round {round}: all ten endpoints healthy"));
+            healthy.0.push(self.measure_where(&server, &field, load, stays_healthy).await?);
 
-        self.progress.step("three of ten endpoints hang");
-        field.endpoints[..HANGING].iter().for_each(|endpoint| endpoint.turn(Temper::Hanging));
-        let requests_before = requests(&field.endpoints[..HANGING]);
-        field.expect_nothing_from_first(HANGING);
-        let beside = self.measure_where(&server, &field, load, stays_healthy).await?;
-        let hung_requests = requests(&field.endpoints[..HANGING]) - requests_before;
-        // Asked to stop, it would rightly wait for the requests that hang.
-        server.end(Stop::Killed).await?;
-        Ok(Isolation { hanging: HANGING, endpoints: ENDPOINTS, without, beside, hung_requests })
+            self.progress.step(&format!("round {round}: three of ten endpoints hang"));
+            field.endpoints[..HANGING].iter().for_each(|endpoint| endpoint.turn(Temper::Hanging));
+            let requests_before = requests(&field.endpoints[..HANGING]);
+            field.expect_nothing_from_first(HANGING);
+            healthy.1.push(self.measure_where(&server, &field, load, stays_healthy).await?);
+            hung_requests += requests(&field.endpoints[..HANGING]) - requests_before;
+            // Asked to stop, it would rightly wait for the requests that hang.
+            server.end(Stop::Killed).await?;
+        }
+        Ok(Isolation { hanging: HANGING, endpoints: ENDPOINTS, healthy: Sides::of(healthy)?, hung_requests })
     }
 
     async fn parking(&mut self) -> Result<Parking> {
-        let count = self.settings.parking;
+        let count = self.settings.sizes.parking;
         self.progress.step(&format!("filling a paused lane with {count} deliveries"));
         let (server, _) = self.launcher.start(Store::Sqlite).await?;
-        let field = Field::lay_out(&server, &self.receiver, Shape::FanOut, Temper::Failing).await?;
+        let field = Field::lay_out(&server, &self.receiver, Shape::FanOut(ENDPOINTS), Temper::Failing).await?;
         let [full, empty] = [0, 1].map(|column: usize| Lane {
             server: &server,
             application: &field.ids[column].0,
@@ -387,14 +296,14 @@ impl Bench {
         // One of the ten is to be filled; the others would only make the filling longer.
         for (number, (application, endpoint)) in field.ids.iter().enumerate() {
             match number {
-                0 => server.patch_endpoint(application, endpoint, PARKED).await?,
-                1 => server.patch_endpoint(application, endpoint, ELSEWHERE).await?,
-                _ => server.delete_endpoint(application, endpoint).await?,
+                0 => server.api.patch_endpoint(application, endpoint, PARKED).await?,
+                1 => server.api.patch_endpoint(application, endpoint, ELSEWHERE).await?,
+                _ => server.api.delete_endpoint(application, endpoint).await?,
             }
         }
         self.measure(&server, &field, Load::Closed { connections: FILLING_CONNECTIONS, until: Until::Messages(count) })
             .await?;
-        let waiting = server.waiting(full.application, full.endpoint).await?;
+        let waiting = server.api.waiting(full.application, full.endpoint).await?;
 
         self.progress.step("pausing, resuming and tripping it");
         let late_before = self.receiver.late();
@@ -421,41 +330,50 @@ impl Bench {
     }
 
     /// Connections open, caches fill, the allocator grows: once per server, and not part of any figure but the faults.
-    pub async fn warm_up(&mut self, server: &Server, field: &Field, load: Load) -> Result<()> {
-        let load = match load {
-            Load::Closed { connections, until: _ } => Load::Closed { connections, until: Until::Elapsed(WARMING_UP) },
-            Load::Open { rate, duration: _ } => Load::Open { rate, duration: WARMING_UP },
-        };
-        self.measure(server, field, load).await.context("warming up")?;
+    pub async fn warm_up(&mut self, subject: &impl Subject, field: &Field, load: Load) -> Result<()> {
+        self.measure(subject, field, load.briefly(self.settings.duration())).await.context("warming up")?;
         Ok(())
     }
 
-    pub async fn measure(&mut self, server: &Server, field: &Field, load: Load) -> Result<LoadRun> {
-        self.measure_where(server, field, load, |_| true).await
+    pub async fn measure(&mut self, subject: &impl Subject, field: &Field, load: Load) -> Result<LoadRun> {
+        self.measure_where(subject, field, load, |_| true).await
     }
 
     /// Latencies and losses are of those messages that `keep` wants; rates and CPU are of all.
     pub async fn measure_where(
         &mut self,
-        server: &Server,
+        subject: &impl Subject,
         field: &Field,
         load: Load,
         keep: fn(u32) -> bool,
     ) -> Result<LoadRun> {
         let ledger = self.receiver.open_ledger(field.width);
         let watch = self.progress.watch(Arc::clone(&ledger));
-        let before = (server.cpu_time()?, server.database_cpu_time()?);
+        let before = subject.usage()?;
         load.put_on(field, &ledger).await?;
         self.wait_for_arrivals(&ledger).await;
         // Outcomes are still being written down when the last request has been answered.
-        tokio::time::sleep(SETTLING).await;
-        let cpu = Cpu {
-            server: server.cpu_time()?.saturating_sub(before.0),
-            database: server.database_cpu_time()?.saturating_sub(before.1),
-        };
+        tokio::time::sleep(self.settling()).await;
+        let after = subject.usage()?;
         drop(watch);
         let tally = self.close(&ledger, keep);
-        Ok(load_run(&tally, cpu, server.memory()?.rss_peak_mib))
+        Ok(load_run(&tally, before.zip(after)))
+    }
+
+    /// Until what was done is written down. Not longer than it was done: who measures for a moment only tries whether it works.
+    pub fn settling(&self) -> Duration {
+        SETTLING.min(self.settings.duration())
+    }
+
+    /// How long a single message takes.
+    pub async fn first_arrival(&mut self, field: &Field) -> Result<Duration> {
+        let ledger = self.receiver.open_ledger(field.width);
+        let start = Instant::now();
+        Load::Closed { connections: 1, until: Until::Messages(1) }.put_on(field, &ledger).await?;
+        self.wait_for_arrivals(&ledger).await;
+        let took = start.elapsed();
+        self.close(&ledger, |_| true);
+        Ok(took)
     }
 
     /// Compares what came with what was promised, and counts what may not happen.
@@ -481,111 +399,16 @@ impl Bench {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub enum Load {
-    Closed { connections: usize, until: Until },
-    Open { rate: u32, duration: Duration },
+/// What is measured on an empty server.
+struct Trial {
+    scenario: Scenario,
+    name: &'static str,
+    shape: Shape,
+    load: Load,
+    how: How,
 }
 
-impl Load {
-    pub async fn put_on(self, field: &Field, ledger: &Arc<Ledger>) -> Result<()> {
-        match self {
-            Load::Closed { connections, until } => {
-                generator::closed_loop(&field.target, ledger, connections, until).await
-            }
-            Load::Open { rate, duration } => generator::open_loop(&field.target, ledger, rate, duration).await,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub enum Shape {
-    /// Ten applications with an endpoint each; messages go to them in turn.
-    InTurn,
-    /// The same with more applications, so that each of several nodes has some.
-    InTurnOfMany,
-    /// One application with ten endpoints; each message goes to all.
-    FanOut,
-}
-
-/// Applications and endpoints on a server, and who answers for them.
-pub struct Field {
-    pub target: Arc<Target>,
-    pub endpoints: Vec<Endpoint>,
-    /// Application and endpoint, as the server calls them.
-    pub ids: Vec<(String, String)>,
-    pub width: usize,
-}
-
-impl Field {
-    pub async fn lay_out(server: &Server, receiver: &Receiver, shape: Shape, temper: Temper) -> Result<Field> {
-        let (applications, width) = match shape {
-            Shape::InTurn => (ENDPOINTS, 1),
-            Shape::InTurnOfMany => (3 * ENDPOINTS, 1),
-            Shape::FanOut => (1, ENDPOINTS),
-        };
-        let owed = match temper {
-            Temper::Healthy => u64::try_from(width)?,
-            Temper::Failing | Temper::Hanging | Temper::Dripping => 0,
-        };
-        let mut target =
-            Target { ways: server.ways(), authorization: server.authorization(), applications: Vec::new() };
-        let (mut endpoints, mut ids) = (vec![], vec![]);
-        for number in 0..applications {
-            let application = server.create_application(&format!("bench {number}")).await?;
-            for column in 0..width {
-                let endpoint = receiver.endpoint(temper, column);
-                ids.push((application.clone(), server.create_endpoint(&application, &endpoint.url).await?));
-                endpoints.push(endpoint);
-            }
-            target.applications.push(Application { messages: format!("/api/v1/app/{application}/msg").parse()?, owed });
-        }
-        Ok(Field { target: Arc::new(target), endpoints, ids, width })
-    }
-
-    /// One application with one endpoint.
-    pub async fn single(server: &Server, receiver: &Receiver, temper: Temper, rules: &str) -> Result<Field> {
-        let application = server.create_application("bench, alone").await?;
-        let endpoint = receiver.endpoint(temper, 0);
-        let id = server.create_endpoint(&application, &endpoint.url).await?;
-        server.patch_endpoint(&application, &id, rules).await?;
-        let messages = format!("/api/v1/app/{application}/msg").parse()?;
-        let owed = u64::from(matches!(temper, Temper::Healthy));
-        let target = Target {
-            ways: server.ways(),
-            authorization: server.authorization(),
-            applications: vec![Application { messages, owed }],
-        };
-        Ok(Field { target: Arc::new(target), endpoints: vec![endpoint], ids: vec![(application, id)], width: 1 })
-    }
-
-    fn expect_nothing_from_first(&mut self, count: usize) {
-        let target = Arc::get_mut(&mut self.target).expect("no producer outlives its measurement");
-        target.applications[..count].iter_mut().for_each(|application| application.owed = 0);
-    }
-}
-
-/// How a store is filled with retries that wait.
-pub struct Waiting {
-    pub count: u32,
-    pub rules: &'static str,
-    /// After so many failures a delivery waits long enough.
-    pub failures_each: u64,
-}
-
-struct Filling {
-    asked: u64,
-    stored: u64,
-    took: Duration,
-    failing: Vec<Endpoint>,
-}
-
-struct Cpu {
-    server: Duration,
-    database: Duration,
-}
-
-fn load_run(tally: &Tally, cpu: Cpu, rss_peak_mib: f64) -> LoadRun {
+fn load_run(tally: &Tally, usage: Option<(Usage, Usage)>) -> LoadRun {
     let per_s = |count: u64, duration: Duration| {
         if duration.is_zero() { 0.0 } else { count as f64 / duration.as_secs_f64() }
     };
@@ -600,9 +423,15 @@ fn load_run(tally: &Tally, cpu: Cpu, rss_peak_mib: f64) -> LoadRun {
         ingest_per_s: per_s(tally.accepted, tally.accepting),
         delivered_per_s: per_s(tally.arrived, tally.arriving),
         latency: Latency::of(&tally.latencies),
-        cpu_us_per_delivery: us_per_delivery(cpu.server + cpu.database),
-        cpu_us_of_database: us_per_delivery(cpu.database),
-        rss_peak_mib,
+        cost: usage.map(|(before, after)| {
+            let server = after.server.saturating_sub(before.server);
+            let database = after.database.saturating_sub(before.database);
+            Cost {
+                cpu_us_per_delivery: us_per_delivery(server + database),
+                cpu_us_of_database: us_per_delivery(database),
+                rss_peak_mib: after.rss_peak_mib,
+            }
+        }),
     }
 }
 
@@ -611,7 +440,7 @@ fn stays_healthy(seq: u32) -> bool {
     usize::try_from(seq).expect("a u32 fits") % ENDPOINTS >= HANGING
 }
 
-fn requests(endpoints: &[Endpoint]) -> u64 {
+pub fn requests(endpoints: &[Endpoint]) -> u64 {
     endpoints.iter().map(Endpoint::requests).sum()
 }
 
@@ -620,14 +449,15 @@ const PARKED: &str =
     r#"{"disabled": true, "circuitBreaker": {"failures": 5, "coolDown": "10s", "coolDownMax": "10s"}}"#;
 /// Takes nothing of what fills the other lane.
 const ELSEWHERE: &str = r#"{"disabled": true, "channels": ["elsewhere"]}"#;
-/// Every delivery is to fail and wait by itself, as if its endpoint were only sometimes down.
-const UNGUARDED: &str = r#"{"circuitBreaker": false, "autoDisable": false}"#;
-const CONNECTIONS: usize = 64;
-const FILLING_CONNECTIONS: usize = 128;
-const ENDPOINTS: usize = 10;
+pub const CONNECTIONS: usize = 64;
+pub const FILLING_CONNECTIONS: usize = 128;
+/// Where each request brings as much as many others.
+const WIDE_CONNECTIONS: usize = 16;
 const HANGING: usize = 3;
-const WARMING_UP: Duration = Duration::from_secs(1);
-pub const SETTLING: Duration = Duration::from_millis(500);
-/// More than the first retry's delay of five seconds, less than the second's.
-const RETRY_SILENCE: Duration = Duration::from_secs(12);
-const RETRIES_MAX: Duration = Duration::from_secs(600);
+/// Of how many endpoints one is busy.
+const MANY_PER_BUSY: usize = 100;
+/// That an endpoint gets before it is others' turn: over all of them within a few seconds.
+const MESSAGES_BEFORE_MOVING: usize = 5;
+/// The server's.
+const BODY_MAX_DEFAULT: usize = 1 << 20;
+const SETTLING: Duration = Duration::from_millis(500);

@@ -8,20 +8,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use http::{Method, Request, StatusCode};
+use http::header::{HOST, HeaderValue};
+use http::{Request, StatusCode};
 use http_body_util::Full;
-use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::sync::OnceCell;
 
-use crate::client::{Answer, Connection};
+use crate::api::Api;
+use crate::client::Connection;
 use crate::database::{Accounts, Database};
-use crate::floor::SECRET;
 use crate::generator::Way;
-use crate::process::{self, Memory};
+use crate::process::{self, Memory, Rest};
+use crate::subject::{Subject, Usage};
 
 /// What starts servers: which program, and where their data goes.
 pub struct Launcher {
@@ -46,8 +45,14 @@ pub struct Server {
     home: TempDir,
     binary: PathBuf,
     shared: Option<Shared>,
-    token: String,
+    /// What it is started with, besides.
+    variables: Variables,
+    /// The first node's.
+    pub api: Arc<Api>,
 }
+
+/// Names and values.
+pub type Variables = Vec<(&'static str, String)>;
 
 struct Node {
     child: Child,
@@ -69,26 +74,53 @@ pub enum Stop {
 impl Launcher {
     /// Starts a server on an empty store; also says how long it took from exec until health answered.
     pub async fn start(&self, store: Store) -> Result<(Server, Duration)> {
+        self.start_with(store, Vec::new()).await
+    }
+
+    /// The same with a clock that is so many days behind, until `come_to`.
+    pub async fn start_in_the_past(&self, store: Store, days_ago: u32) -> Result<Server> {
+        let shared = match store {
+            Store::Sqlite => None,
+            // Its nodes go by the database's clock.
+            Store::Postgres { .. } => {
+                let database = self.database().await?;
+                let url = database.fresh().await;
+                database.set_back(&url, days_ago).await?;
+                Some(Shared { database, url })
+            }
+        };
+        Ok(self.start_on(store, shared, interposed_clock(days_ago)?).await?.0)
+    }
+
+    pub async fn start_with(&self, store: Store, variables: Variables) -> Result<(Server, Duration)> {
+        let shared = match store {
+            Store::Sqlite => None,
+            Store::Postgres { .. } => {
+                let database = self.database().await?;
+                Some(Shared { url: database.fresh().await, database })
+            }
+        };
+        self.start_on(store, shared, variables).await
+    }
+
+    async fn start_on(&self, store: Store, shared: Option<Shared>, variables: Variables) -> Result<(Server, Duration)> {
         let home = tempfile::Builder::new()
             .prefix("postrider-bench-")
             .tempdir_in(&self.dir)
             .context("making a folder for the server")?;
-        let (shared, nodes) = match store {
-            Store::Sqlite => (None, 1),
-            Store::Postgres { nodes } => {
-                let database = self.database().await?;
-                (Some(Shared { url: database.fresh().await, database }), nodes)
-            }
+        let nodes = match store {
+            Store::Sqlite => 1,
+            Store::Postgres { nodes } => nodes,
         };
-        let mut server = Server { nodes: Vec::new(), home, binary: self.binary.clone(), shared, token: String::new() };
-        let mut ready = Duration::ZERO;
-        for _ in 0..nodes {
-            let address = free_address()?;
-            let (child, took) = server.launch(address).await?;
-            server.nodes.push(Node { child, address });
-            ready = ready.max(took);
+        let address = free_address()?;
+        let start = Start { binary: &self.binary, home: home.path(), shared: shared.as_ref(), variables: &variables };
+        let (child, mut ready) = start.launch(address).await?;
+        let api = Arc::new(Api::new(address, host(address), &start.ask_for_token().await?)?);
+        let nodes_first = vec![Node { child, address }];
+        let mut server = Server { nodes: nodes_first, home, binary: self.binary.clone(), shared, variables, api };
+        for _ in 1..nodes {
+            ready = ready.max(server.join_node().await?);
         }
-        server.token = server.ask_for_token().await?;
         if nodes > 1 {
             tokio::time::sleep(SHARING_OUT).await;
         }
@@ -120,9 +152,60 @@ impl Server {
 
     /// Starts a node that was ended, at the same address.
     pub async fn start_node(&mut self, number: usize) -> Result<Duration> {
-        let (child, ready) = self.launch(self.nodes[number].address).await?;
+        let (child, ready) = self.start_of().launch(self.nodes[number].address).await?;
         self.nodes[number].child = child;
         Ok(ready)
+    }
+
+    /// Starts one more node on the same database.
+    pub async fn join_node(&mut self) -> Result<Duration> {
+        let address = free_address()?;
+        let (child, ready) = self.start_of().launch(address).await?;
+        self.nodes.push(Node { child, address });
+        Ok(ready)
+    }
+
+    /// Ends the node that joined last.
+    pub async fn leave_node(&mut self) -> Result<()> {
+        let mut last = self.nodes.pop().context("there is no node")?;
+        end(&mut last.child, Stop::Asked).await
+    }
+
+    /// Starts it again by a clock that is only so many days behind, and with these variables from then on.
+    pub async fn come_to(&mut self, days_ago: u32, variables: Variables) -> Result<()> {
+        for number in 0..self.nodes.len() {
+            self.end_node(number, Stop::Asked).await?;
+        }
+        self.variables = variables;
+        if let Some(shared) = &self.shared {
+            shared.database.set_back(&shared.url, days_ago).await?;
+        }
+        if days_ago > 0 {
+            self.variables.extend(interposed_clock(days_ago)?);
+        }
+        self.restart(Stop::Asked).await.map(drop)
+    }
+
+    pub fn is_on_postgres(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    fn start_of(&self) -> Start<'_> {
+        Start { binary: &self.binary, home: self.home.path(), shared: self.shared.as_ref(), variables: &self.variables }
+    }
+
+    /// What its data takes on the disk.
+    pub async fn data_mib(&self) -> Result<f64> {
+        let bytes = match &self.shared {
+            Some(shared) => shared.database.size(&shared.url).await?,
+            None => process::folder_size(&self.home.path().join("data"))?,
+        };
+        Ok(bytes as f64 / 1_048_576.0)
+    }
+
+    /// What its processes have used so far while they had little to do: exact, and with how often they woke up.
+    pub fn at_rest(&self) -> Result<Rest> {
+        self.nodes.iter().map(|node| process::at_rest(self.pid(node)?)).sum()
     }
 
     pub async fn end(mut self, stop: Stop) -> Result<()> {
@@ -167,146 +250,56 @@ impl Server {
     fn pid(&self, node: &Node) -> Result<u32> {
         node.child.id().with_context(|| format!("the server has ended; its log says:\n{}", log_tail(self.home.path())))
     }
+}
 
-    /// How producers get to each node.
-    pub fn ways(&self) -> Vec<Way> {
+impl Subject for Server {
+    fn api(&self) -> &Arc<Api> {
+        &self.api
+    }
+
+    fn ways(&self) -> Vec<Way> {
         self.nodes.iter().map(|node| Way { address: node.address, host: host(node.address) }).collect()
     }
 
-    pub fn authorization(&self) -> HeaderValue {
-        HeaderValue::from_str(&format!("Bearer {}", self.token)).expect("a token was checked when it was read")
+    fn usage(&self) -> Result<Option<Usage>> {
+        Ok(Some(Usage {
+            server: self.cpu_time()?,
+            database: self.database_cpu_time()?,
+            rss_peak_mib: self.memory()?.rss_peak_mib,
+        }))
     }
+}
 
-    pub fn token(&self) -> &str {
-        &self.token
-    }
+/// What a node is started with.
+struct Start<'a> {
+    binary: &'a Path,
+    home: &'a Path,
+    shared: Option<&'a Shared>,
+    variables: &'a Variables,
+}
 
-    /// The id of the newest of a list.
-    pub async fn newest(&self, path: &str) -> Result<String> {
-        let list = self.call(Method::GET, &format!("{path}?limit=1"), None, StatusCode::OK).await?;
-        list["data"][0]["id"].as_str().map(str::to_owned).with_context(|| format!("finding an id in {list}"))
-    }
-
-    pub async fn create_application(&self, name: &str) -> Result<String> {
-        self.create("/api/v1/app", json!({ "name": name })).await
-    }
-
-    pub async fn create_endpoint(&self, application: &str, url: &str) -> Result<String> {
-        self.create(&format!("/api/v1/app/{application}/endpoint"), json!({ "url": url, "secret": SECRET })).await
-    }
-
-    /// A source that takes what the floor's client signs, and where it takes it.
-    pub async fn create_source(&self) -> Result<String> {
-        let body = json!({ "name": "bench", "type": "svix", "config": { "secret": SECRET } });
-        let made = self.call(Method::POST, "/ingest/api/v1/source", Some(body), StatusCode::CREATED).await?;
-        let url = made["ingestUrl"].as_str().with_context(|| format!("finding the URL in {made}"))?;
-        let (_, path) = url.split_once("/ingest/").with_context(|| format!("finding the path in {url}"))?;
-        Ok(format!("http://{}/ingest/{path}", self.nodes[0].address))
-    }
-
-    /// Messages that the first node has accepted.
-    pub async fn accepted(&self) -> Result<u64> {
-        self.metric("postrider_messages_accepted_total ").await
-    }
-
-    /// Deliveries of an endpoint that have not ended: not tried yet, or waiting for their next try.
-    pub async fn waiting(&self, application: &str, endpoint: &str) -> Result<u64> {
-        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/stats");
-        let stats = self.call(Method::GET, &path, None, StatusCode::OK).await?;
-        let count = |name: &str| stats[name].as_u64().with_context(|| format!("finding {name} in {stats}"));
-        Ok(count("pending")? + count("sending")?)
-    }
-
-    pub async fn requests_in_flight(&self) -> Result<u64> {
-        self.metric("postrider_requests_in_flight ").await
-    }
-
-    async fn metric(&self, name: &str) -> Result<u64> {
-        let request = Request::get("/metrics")
-            .header(HOST, host(self.nodes[0].address))
-            .header(AUTHORIZATION, self.authorization())
-            .body(Full::default())?;
-        let answer = exchange(self.nodes[0].address, request).await.context("reading the metrics")?;
-        let text = String::from_utf8_lossy(&answer.body);
-        let found = text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());
-        found.with_context(|| format!("finding {name}in {text}"))
-    }
-
-    /// Pauses or resumes an endpoint.
-    pub async fn steer(&self, application: &str, endpoint: &str, how: &str, body: Value) -> Result<()> {
-        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/{how}");
-        self.call(Method::POST, &path, Some(body), StatusCode::OK).await.map(drop)
-    }
-
-    /// The state that the API shows.
-    pub async fn health(&self, application: &str, endpoint: &str) -> Result<String> {
-        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}/health");
-        let health = self.call(Method::GET, &path, None, StatusCode::OK).await?;
-        health["state"].as_str().map(str::to_owned).with_context(|| format!("finding the state in {health}"))
-    }
-
-    pub async fn patch_endpoint(&self, application: &str, endpoint: &str, patch: &str) -> Result<()> {
-        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}");
-        self.call(Method::PATCH, &path, Some(serde_json::from_str(patch)?), StatusCode::OK).await.map(drop)
-    }
-
-    pub async fn delete_endpoint(&self, application: &str, endpoint: &str) -> Result<()> {
-        let path = format!("/api/v1/app/{application}/endpoint/{endpoint}");
-        self.call(Method::DELETE, &path, None, StatusCode::NO_CONTENT).await.map(drop)
-    }
-
-    async fn create(&self, path: &str, body: Value) -> Result<String> {
-        let made = self.call(Method::POST, path, Some(body), StatusCode::CREATED).await?;
-        made["id"].as_str().map(str::to_owned).with_context(|| format!("finding the id in {made}"))
-    }
-
-    async fn call(&self, method: Method, path: &str, body: Option<Value>, expected: StatusCode) -> Result<Value> {
-        let address = self.nodes[0].address;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, host(address))
-            .header(AUTHORIZATION, self.authorization())
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body.map_or_else(Bytes::new, |body| body.to_string().into())))?;
-        let answer = exchange(address, request).await.with_context(|| format!("calling {path}"))?;
-        ensure!(
-            answer.status == expected,
-            "{path} answered {} instead of {expected}: {}",
-            answer.status,
-            String::from_utf8_lossy(&answer.body)
-        );
-        if answer.body.is_empty() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_slice(&answer.body).with_context(|| format!("reading the answer of {path}"))
-    }
-
+impl Start<'_> {
     async fn ask_for_token(&self) -> Result<String> {
-        let output = Command::new(&self.binary).arg("token").arg("--data").arg(self.home.path().join("data")).output();
-        let output = tokio::time::timeout(CALL_MAX, output)
+        let mut command = Command::new(self.binary);
+        command.arg("token").arg("--data").arg(self.home.join("data")).envs(self.variables.iter().cloned());
+        let output = tokio::time::timeout(CALL_MAX, command.output())
             .await
             .context("postrider token did not end")?
             .context("running postrider token")?;
         ensure!(output.status.success(), "postrider token failed: {}", String::from_utf8_lossy(&output.stderr));
-        let token = String::from_utf8(output.stdout).context("the token is not text")?.trim().to_owned();
-        ensure!(
-            !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()),
-            "postrider token printed something else than a token"
-        );
-        Ok(token)
+        Ok(String::from_utf8(output.stdout).context("the token is not text")?.trim().to_owned())
     }
 
     async fn launch(&self, address: SocketAddr) -> Result<(Child, Duration)> {
-        let home = self.home.path();
+        let home = self.home;
         let log = File::options().create(true).append(true).open(home.join(LOG)).context("opening the server's log")?;
         // Nodes of one deployment have the same keys, so they share the folder.
-        let mut command = Command::new(&self.binary);
+        let mut command = Command::new(self.binary);
         command.arg("serve").args(["--listen", &address.to_string()]).arg("--data").arg(home.join("data"));
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = self.shared {
             command.args(["--database-url", &shared.url]);
         }
-        command.args(["--allow-subnet", "127.0.0.0/8"]).current_dir(home);
+        command.args(["--allow-subnet", "127.0.0.0/8"]).current_dir(home).envs(self.variables.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
         let start = Instant::now();
         let child = command.spawn().with_context(|| format!("starting {}", self.binary.display()))?;
@@ -317,7 +310,8 @@ impl Server {
 async fn until_ready(mut child: Child, start: Instant, home: &Path, address: SocketAddr) -> Result<(Child, Duration)> {
     loop {
         let health = Request::get("/api/v1/health").header(HOST, address.to_string()).body(Full::default())?;
-        if exchange(address, health).await.is_ok_and(|answer| answer.status == StatusCode::NO_CONTENT) {
+        let answer = async { Connection::open(address).await?.send_within(CALL_MAX, health).await };
+        if answer.await.is_ok_and(|answer| answer.status == StatusCode::NO_CONTENT) {
             return Ok((child, start.elapsed()));
         }
         if let Some(status) = child.try_wait()? {
@@ -346,8 +340,19 @@ async fn end(child: &mut Child, stop: Stop) -> Result<()> {
     Ok(())
 }
 
-async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<Answer> {
-    Connection::open(address).await?.send_within(CALL_MAX, request).await
+/// A library that tells whoever is started with it another time than it is, where Debian's packages put it.
+fn interposed_clock(days_behind: u32) -> Result<Variables> {
+    let library = PathBuf::from(format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH));
+    ensure!(
+        library.is_file(),
+        "a server cannot be started in the past without {}: `apt-get install libfaketime`",
+        library.display()
+    );
+    Ok(vec![
+        ("LD_PRELOAD", library.display().to_string()),
+        ("FAKETIME", format!("-{days_behind}d")),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ])
 }
 
 fn host(address: SocketAddr) -> HeaderValue {
@@ -372,4 +377,4 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 const READY_MAX: Duration = Duration::from_secs(120);
 const STOP_MAX: Duration = Duration::from_secs(60);
 /// Nodes look around every second, and lanes change hands in a few rounds of that.
-const SHARING_OUT: Duration = Duration::from_secs(5);
+pub const SHARING_OUT: Duration = Duration::from_secs(5);

@@ -12,16 +12,17 @@ fn a_server_that_delivers_all_once_passes() {
     let output = bench(
         folder.path(),
         "none",
-        &["--only", "floor,end-to-end,fan-out,steady,idle", "--json", json.to_str().unwrap()],
+        &["--only", "floor,end-to-end,fan-out,steady,batches,http2,idle", "--json", json.to_str().unwrap()],
     );
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("lost, duplicated, misnamed, damaged: none"), "{text}");
 
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
-    for scenario in ["floor", "end_to_end", "fan_out", "steady"] {
+    for scenario in ["floor", "end_to_end", "fan_out", "steady", "batches", "http2"] {
         assert!(report["figures"][scenario]["median"]["delivered"].as_u64().unwrap() > 0, "{scenario}");
     }
+    assert!(report["figures"]["batches"]["median"]["refused"].as_u64().unwrap() > 0, "some of a batch were sent again");
     std::fs::remove_file(json).unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
 }
