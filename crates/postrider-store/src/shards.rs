@@ -23,6 +23,13 @@ impl Shard {
         Self(number)
     }
 
+    /// Where it stands among all when they are shared out. Applications that are made one right after the other lie in
+    /// neighbouring shards, and are not to fall to one node together. (95 is about 256 divided by the square of the golden
+    /// ratio, so that any few neighbours are spread over all the places; the same sum is written in SQL.)
+    pub fn place(self) -> u8 {
+        self.0.wrapping_mul(95)
+    }
+
     pub fn number(self) -> u8 {
         self.0
     }
@@ -71,6 +78,13 @@ impl Shards {
 
     pub fn iter(&self) -> impl Iterator<Item = Shard> + '_ {
         (0..=u8::MAX).map(Shard).filter(|shard| self.contains(*shard))
+    }
+
+    /// In an order in which neighbours lie far apart, see [`Shard::place`].
+    pub fn scattered(&self) -> Vec<Shard> {
+        let mut all: Vec<Shard> = self.iter().collect();
+        all.sort_by_key(|shard| shard.place());
+        all
     }
 }
 

@@ -134,7 +134,7 @@ async fn claim(db: &Db, node: i64, count: usize) -> Result<Shards> {
     let taken = rows(
         db,
         "UPDATE shard SET node = $1 WHERE number IN
-             (SELECT number FROM shard WHERE node IS NULL ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
+             (SELECT number FROM shard WHERE node IS NULL ORDER BY number * 95 % 256 LIMIT $2 FOR UPDATE SKIP LOCKED)
          RETURNING number",
         &[&node, &(count as i64)],
     )
@@ -194,7 +194,7 @@ pub fn plan(view: &View, me: i64, leaving: Shards) -> Plan {
     let mine = view.owned.get(&me).copied().unwrap_or_default();
     let kept = mine.without(leaving);
     let surplus = kept.len().saturating_sub(share);
-    let leave = kept.iter().skip(kept.len() - surplus).collect();
+    let leave = kept.scattered().into_iter().skip(kept.len() - surplus).collect();
     let claim = share.saturating_sub(mine.len()).min(view.free.len());
     Plan { bury, claim, leave }
 }
@@ -539,7 +539,7 @@ mod tests {
                     view.nodes.remove(&dead);
                     view.free = view.free.with(view.owned.remove(&dead).unwrap_or_default());
                 }
-                let taken: Shards = view.free.iter().take(claim).collect();
+                let taken: Shards = view.free.scattered().into_iter().take(claim).collect();
                 view.free = view.free.without(taken).with(leave);
                 let mine = view.owned.entry(me).or_default();
                 *mine = mine.with(taken).without(leave);
@@ -569,6 +569,21 @@ mod tests {
         view.nodes.insert(9, Standing::Retiring);
         view = settle(view);
         assert_eq!((shares(&view), view.free.len()), (vec![256, 0], 0), "the other one wants nothing: {view:?}");
+    }
+
+    #[test]
+    fn neighbours_do_not_fall_to_one_node_together() {
+        const RUN: usize = 24;
+        let mut view = View { free: Shards::ALL, ..View::default() };
+        for nodes in 1..=6 {
+            view.nodes.insert(nodes as i64, Standing::Serving);
+            view = settle(view);
+            for first in 0..Shard::COUNT {
+                let run = some((first..first + RUN).map(|number| (number % Shard::COUNT) as u8));
+                let shares = view.owned.values().map(|its| its.and(run).len());
+                assert!(shares.min() >= Some(RUN / nodes / 2), "{nodes} nodes, from {first}: {view:?}");
+            }
+        }
     }
 
     #[test]

@@ -404,7 +404,7 @@ impl Seen {
     }
 
     fn slot(&self, tag: Tag) -> &RwLock<Option<Arc<Known>>> {
-        &self.slots[usize::try_from(tag % SEEN_MAX).expect("below SEEN_MAX")]
+        &self.slots[usize::try_from(tag % u128::from(SEEN_MAX)).expect("below SEEN_MAX")]
     }
 }
 
@@ -412,7 +412,7 @@ impl Seen {
 const TRUSTED_FOR: Duration = Duration::from_secs(4);
 const FRESH_FOR: Duration = Duration::from_secs(2);
 const NOTE_USES_EVERY: Duration = Duration::from_secs(60);
-const SEEN_MAX: u128 = 1024;
+const SEEN_MAX: u64 = 1024;
 
 #[cfg(test)]
 mod tests {
