@@ -6,7 +6,7 @@
 
 mod balance;
 
-use crate::StoreError;
+use crate::{AcceptError, Accepted, NewMessage, StoreError};
 use balance::Balance;
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout_at},
 };
 
 /// Payload bytes that may be queued for the writer at once. Past it, whoever comes is asked to come again.
@@ -68,11 +68,39 @@ impl Default for Intake {
 impl Intake {
     /// For a message that is owed to so many.
     pub async fn enter(&self, bytes: usize, deliveries: usize) -> Result<(Place<'_>, Room), StoreError> {
+        self.enter_by(Instant::now() + PATIENCE, bytes, deliveries).await
+    }
+
+    /// For a message that came with others, which all together wait no longer than one.
+    pub async fn enter_by(
+        &self,
+        end: Instant,
+        bytes: usize,
+        deliveries: usize,
+    ) -> Result<(Place<'_>, Room), StoreError> {
         let mut place = self.queue(bytes, deliveries)?;
-        let room = timeout(PATIENCE, self.wait_for_room(bytes, deliveries)).await.unwrap_or(Err(StoreError::Busy))?;
+        let room = timeout_at(end, self.wait_for_room(bytes, deliveries)).await.unwrap_or(Err(StoreError::Busy))?;
         self.balance(|balance, now| balance.came_in(deliveries, now));
         place.counted_in = deliveries;
         Ok((place, room))
+    }
+
+    /// Lets messages in one after the other, and hands each on before the next one comes in: so they keep their order,
+    /// whoever else is waiting. With the first that finds no room it is over for those behind it as well.
+    pub async fn enter_in_order<T>(
+        &self,
+        messages: Vec<NewMessage>,
+        mut hand_on: impl FnMut(NewMessage, Room) -> T,
+    ) -> Entered<'_, T> {
+        let (end, count) = (Instant::now() + PATIENCE, messages.len());
+        let mut handed_on = Vec::with_capacity(count);
+        for message in messages {
+            match self.enter_by(end, message.content.payload.len(), message.owed.len()).await {
+                Ok((place, room)) => handed_on.push((place, hand_on(message, room))),
+                Err(fault) => return Entered { left: vec![fault; count - handed_on.len()], handed_on },
+            }
+        }
+        Entered { handed_on, left: Vec::new() }
     }
 
     fn queue(&self, bytes: usize, deliveries: usize) -> Result<Place<'_>, StoreError> {
@@ -128,6 +156,32 @@ impl Intake {
     #[cfg(test)]
     pub fn room_taken(&self) -> usize {
         ROOM - self.room.available_permits()
+    }
+}
+
+/// What became of messages that came together.
+pub struct Entered<'i, T> {
+    pub handed_on: Vec<(Place<'i>, T)>,
+    /// One for each that was not let in: the last ones.
+    pub left: Vec<StoreError>,
+}
+
+impl<T> Entered<'_, T> {
+    /// Waits for what becomes of those that were let in, and says it of all.
+    pub async fn answers<F>(self, mut end_of: impl FnMut(T) -> F) -> Vec<Result<Accepted, AcceptError>>
+    where
+        F: Future<Output = Result<Accepted, AcceptError>>,
+    {
+        let mut answers = Vec::with_capacity(self.handed_on.len() + self.left.len());
+        for (mut place, handed_on) in self.handed_on {
+            let answer = end_of(handed_on).await;
+            if let Ok(Accepted::Now(_)) = answer {
+                place.came_in();
+            }
+            answers.push(answer);
+        }
+        answers.extend(self.left.into_iter().map(|fault| Err(fault.into())));
+        answers
     }
 }
 

@@ -29,6 +29,19 @@ pub trait Store: Send + Sync + 'static {
     /// Stores a message with everything it owes. After `Ok` it survives whatever dies.
     async fn accept(&self, message: NewMessage) -> Result<Accepted, AcceptError>;
 
+    /// Stores messages in this order, each by itself, and answers each in its place: what is said of one holds when all of
+    /// this returns. They share commits where they can. Where there is no room for one there is none for those behind it.
+    async fn accept_in_order(&self, messages: Vec<NewMessage>) -> Vec<Result<Accepted, AcceptError>> {
+        let mut answers = Vec::with_capacity(messages.len());
+        for message in messages {
+            answers.push(match answers.last() {
+                Some(Err(AcceptError::Store(StoreError::Busy))) => Err(StoreError::Busy.into()),
+                Some(Ok(_) | Err(_)) | None => self.accept(message).await,
+            });
+        }
+        answers
+    }
+
     /// Everything that this store object commits, in the order of commit. To be taken once, by the
     /// dispatcher. It does not hang on the caller of a verb, who may have gone away by then.
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;

@@ -102,7 +102,7 @@ fn needed(operation: &str) -> Option<Scope> {
         ("endpoint", "public-keys") | ("authentication", "whoami" | "logout") => None,
         ("api-key" | "audit" | "token" | "alert" | "settings", _) => Some(Scope::Admin),
         ("authentication", _) => Some(Scope::Manage),
-        ("message", "create") => Some(Scope::Ingest),
+        ("message", "create" | "create-batch") => Some(Scope::Ingest),
         ("endpoint", "recover" | "replay-missing" | "bulk-replay" | "send-example") => Some(Scope::Replay),
         ("message-attempt", "resend") | ("dead-letter", "replay" | "replay-all") => Some(Scope::Replay),
         ("background-task", "cancel") => Some(Scope::Replay),

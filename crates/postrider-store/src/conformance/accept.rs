@@ -96,6 +96,56 @@ pub async fn every_commit_is_announced_in_order<H: Harness>() {
     assert_eq!(announced, [&keys[..], &[last]].concat(), "each once; what is owed to nobody interests nobody");
 }
 
+pub async fn messages_accepted_in_order_keep_it_and_are_answered_each_by_itself<H: Harness>() {
+    // One that is owed to many waits for its turn behind those that are owed to few, unless it came with them.
+    let stage = Stage::<H>::set(12).await;
+    let mut committed = stage.store().committed();
+    while committed.try_recv().is_ok() {}
+    let (one, all) = (vec![stage.endpoints[0]], stage.endpoints.clone());
+    let keyed = |owed: &[EndpointKey], more: Content| NewMessage {
+        owed: owed.to_vec(),
+        content: Content { ordering_key: Some("k".to_owned()), ..more },
+        ..stage.message(at(1))
+    };
+    let plain = || content(b"{}");
+    let named = || Content { event_id: Some("once".to_owned()), ..plain() };
+    let repeated = || NewMessage { idempotency: Some(chosen(1, 1)), ..keyed(&one, plain()) };
+    let other_body = NewMessage { idempotency: Some(chosen(1, 2)), ..keyed(&one, plain()) };
+
+    let first = accept(stage.store(), repeated()).await;
+    let mut messages = vec![keyed(&all, plain()), keyed(&one, plain()), repeated(), keyed(&one, named())];
+    messages.extend([keyed(&all, named()), other_body, keyed(&all, plain())]);
+    messages.extend((0..100).map(|_| keyed(&one, plain())));
+    let mut answers = stage.store().accept_in_order(messages).await;
+    assert_eq!(answers.len(), 107);
+    assert!(matches!(answers.remove(5), Err(AcceptError::KeyReused)));
+    assert!(matches!(answers.remove(4), Err(AcceptError::EventIdTaken)));
+    assert_eq!(answers.remove(2).unwrap(), Accepted::Before(first));
+    let keys: Vec<MessageKey> = answers
+        .into_iter()
+        .map(|answer| match answer.unwrap() {
+            Accepted::Now(key) => key,
+            Accepted::Before(key) => panic!("taken for a repetition of {key:?}"),
+        })
+        .collect();
+    assert!(keys.is_sorted_by(|one, other| one < other), "{keys:?}");
+
+    let mut announced = Vec::new();
+    while let Ok(news) = committed.try_recv() {
+        for committed in news {
+            let Committed::Message { letter, .. } = committed else { panic!("only messages: {committed:?}") };
+            let number = letter.sequences.iter().find(|(endpoint, _)| *endpoint == stage.endpoints[0]);
+            announced.push((letter.message, number.expect("it is counted").1));
+        }
+    }
+    let expected: Vec<_> = std::iter::once(first).chain(keys.iter().copied()).zip(1..).collect();
+    assert_eq!(announced, expected);
+
+    let stage = stage.crash(at(HOUR)).await;
+    assert_eq!(all_messages(stage.store(), stage.app).await, expected.iter().map(|(key, _)| *key).collect::<Vec<_>>());
+    assert!(stage.store().accept_in_order(Vec::new()).await.is_empty());
+}
+
 pub async fn a_repeated_request_gets_the_first_answer<H: Harness>() {
     let stage = Stage::<H>::set(1).await;
     for (key, idempotency) in [chosen(1, 1), derived(2, 1)].into_iter().enumerate() {

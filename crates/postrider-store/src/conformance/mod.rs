@@ -64,6 +64,7 @@ macro_rules! conformance {
                 what_was_accepted_comes_back_the_same
                 a_message_is_owed_to_exactly_the_endpoints_it_was_accepted_for
                 every_commit_is_announced_in_order
+                messages_accepted_in_order_keep_it_and_are_answered_each_by_itself
                 a_repeated_request_gets_the_first_answer
                 a_chosen_key_with_another_body_is_refused_and_changes_nothing
                 a_derived_key_with_another_body_gets_the_first_answer

@@ -51,6 +51,17 @@ impl Writer {
         accepted
     }
 
+    pub async fn accept_in_order(&self, messages: Vec<NewMessage>) -> Vec<Result<Accepted, AcceptError>> {
+        let queue = |message, room| {
+            let (reply, answer) = oneshot::channel();
+            // If nobody takes it, the answer says so.
+            let _ = self.jobs.send(Job::Accept(Accepting { message: Box::new(message), room, reply }));
+            answer
+        };
+        let entered = self.shared.intake.enter_in_order(messages, queue).await;
+        entered.answers(|answer| async { answer.await.unwrap_or(Err(StoreError::Closed.into())) }).await
+    }
+
     pub async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
         let outcomes = settlements.len();
         self.queue(|reply| Job::Settle { tenure, settlements, reply }).await?;

@@ -266,6 +266,10 @@ impl Store for PostgresStore {
         self.writer.accept(message).await
     }
 
+    async fn accept_in_order(&self, messages: Vec<NewMessage>) -> Vec<Result<Accepted, AcceptError>> {
+        self.writer.accept_in_order(messages).await
+    }
+
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
         let taken = self.committed.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.expect("what is committed is listened to once")

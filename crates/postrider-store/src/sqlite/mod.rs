@@ -279,6 +279,17 @@ impl Store for SqliteStore {
         accepted
     }
 
+    async fn accept_in_order(&self, messages: Vec<NewMessage>) -> Vec<Result<Accepted, AcceptError>> {
+        // All in one turn: one that is owed to few would overtake one that is owed to many.
+        let turn = match messages.iter().all(|message| message.owed.len() <= intake::FEW) {
+            true => writer::Turn::InOrder,
+            false => writer::Turn::Last,
+        };
+        let queue = |message, room| self.writer.queue(turn, move |batch| accept::accept(batch, message, room));
+        let entered = self.intake.enter_in_order(messages, queue).await;
+        entered.answers(|queued| async { writer::outcome(queued?).await? }).await
+    }
+
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
         let taken = self.committed.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.expect("what is committed is listened to once")

@@ -231,7 +231,7 @@ where
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+pub enum Turn {
     /// What frees memory and slots.
     First,
     InOrder,
@@ -254,6 +254,14 @@ impl Waiting {
 }
 
 type Queued = (Turn, Box<dyn Job>);
+
+/// What comes of a job that is queued.
+pub type Queueing<T> = oneshot::Receiver<Result<T, StoreError>>;
+
+/// Waits until a job is durable.
+pub async fn outcome<T>(queued: Queueing<T>) -> Result<T, StoreError> {
+    queued.await.unwrap_or(Err(StoreError::Closed))
+}
 
 impl Extend<Queued> for Waiting {
     fn extend<I: IntoIterator<Item = Queued>>(&mut self, jobs: I) {
@@ -377,13 +385,20 @@ impl Writer {
         T: Send + 'static,
         F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
     {
+        outcome(self.queue(turn, job)?).await
+    }
+
+    /// Queues a job now, so that it goes before all that is queued later, and leaves the waiting to the caller.
+    pub fn queue<T, F>(&self, turn: Turn, job: F) -> Result<Queueing<T>, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Batch<'_>) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (reply, answer) = oneshot::channel();
         let call = Box::new(Call { run: Some(job), outcome: None, reply });
-        {
-            let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-            jobs.as_ref().ok_or(StoreError::Closed)?.send((turn, call)).map_err(|_| StoreError::Closed)?;
-        }
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.as_ref().ok_or(StoreError::Closed)?.send((turn, call)).map_err(|_| StoreError::Closed)?;
+        Ok(answer)
     }
 
     pub fn is_open(&self) -> bool {

@@ -90,6 +90,17 @@ impl Answer {
     }
 }
 
+/// What became of a request that may be made again.
+pub enum Offered {
+    Taken(Answer),
+    PutOff {
+        after: Duration,
+        why: anyhow::Error,
+    },
+    /// No answer came. It may have been carried out.
+    Lost(anyhow::Error),
+}
+
 /// As much of a list as was asked for.
 pub struct Rows {
     pub rows: Vec<Box<RawValue>>,
@@ -246,6 +257,30 @@ impl Client {
             return Ok(Answer { status, body: answer });
         }
         Err(refusal(status, &answer).into())
+    }
+
+    /// Posts what may be posted again as it is, and does not take it for a failure if that is what the server asks for.
+    pub async fn offer(&self, path: &[&str], query: &Query, body: Bytes) -> anyhow::Result<Offered> {
+        let url = self.url(path, query)?;
+        let request = self.request(Method::POST, &url, body)?;
+        let asked = async {
+            let response = self.exchange(&url, request).await?;
+            let after = response.headers().get(header::RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
+            anyhow::Ok((whole(response).await?, after))
+        };
+        let ((status, answer), after) = match timeout(OFFER_TIME_MAX, asked).await {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(fault)) => return Ok(Offered::Lost(fault)),
+            Err(_) => return Ok(Offered::Lost(anyhow::anyhow!("the server took too long"))),
+        };
+        match status {
+            status if status.is_success() => Ok(Offered::Taken(Answer { status, body: answer })),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT => {
+                let why = refusal(status, &answer).into();
+                Ok(Offered::PutOff { after: Duration::from_secs(after.unwrap_or(1)), why })
+            }
+            status => Err(refusal(status, &answer).into()),
+        }
     }
 
     /// What the server tells Prometheus.
@@ -450,6 +485,11 @@ fn refusal(status: StatusCode, answer: &[u8]) -> CallError {
     }
 }
 
+/// What the server said is wrong, in words.
+pub fn reason(error: &Value) -> String {
+    detail(error)
+}
+
 /// The contract says `detail` as text, or as a list of what is wrong where.
 fn detail(answer: &Value) -> String {
     match &answer["detail"] {
@@ -468,6 +508,8 @@ fn detail(answer: &Value) -> String {
 /// The most that the server gives at a time.
 const PAGE_MAX: usize = 250;
 const CALL_TIME_MAX: Duration = Duration::from_secs(30);
+/// Longer than the server takes for anything.
+const OFFER_TIME_MAX: Duration = Duration::from_secs(90);
 const ANSWER_MAX: usize = 16 * 1024 * 1024;
 
 #[cfg(test)]

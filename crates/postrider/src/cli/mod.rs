@@ -30,6 +30,7 @@ mod replay;
 mod schedule;
 mod script;
 mod send;
+mod send_many;
 mod serve;
 mod sources;
 mod tail;

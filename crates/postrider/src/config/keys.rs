@@ -236,7 +236,7 @@ pub const KEYS: &[Key] = &[
         default: Some("1MiB"),
         secret: false,
         flag: None,
-        about: "The largest request body that the API takes, as bytes or with a unit (`KiB`, `MiB`); 1 KiB to 64 MiB. A larger one gets 413.",
+        about: "The largest request body that the API takes, as bytes or with a unit (`KiB`, `MiB`); 1 KiB to 64 MiB. A larger one gets 413. Many messages at once may have 8 MiB together, and each of them this.",
     },
     Key {
         name: "connections_max",

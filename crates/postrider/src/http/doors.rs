@@ -187,6 +187,7 @@ pub const ALL: &[Door] = &[
 
     // Every message in the audit log would drown the rest; the messages are a log of their own.
     door("POST", "/api/v1/app/{app_id}/msg", "v1.message.create", INGEST, No),
+    door("POST", "/api/v1/app/{app_id}/msg-batch", "v1.message.create-batch", INGEST, No),
     door("GET", "/api/v1/app/{app_id}/msg", "v1.message.list", READ, No),
     door("GET", "/api/v1/app/{app_id}/message-search", "v1.message.search", READ, No),
     door("GET", "/api/v1/message-search", "v1.message.search-all", READ, No),
@@ -276,6 +277,7 @@ mod tests {
                 || matches!(
                     door.operation,
                     "v1.message.create"
+                        | "v1.message.create-batch"
                         | "v1.ingest.receive"
                         | "v1.message.poller.consumer-commit"
                         | "v1.schedule.preview"

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, StatusCode, header};
-use postrider_store::{PutError, StoreError};
+use postrider_store::{AcceptError, PutError, StoreError};
 use serde::Serialize;
 use std::{borrow::Cow, time::Duration};
 use tracing::error;
@@ -71,6 +71,22 @@ pub struct HttpErrorOut {
 #[derive(Serialize, ToSchema)]
 pub struct HttpValidationError {
     pub detail: Vec<Flaw>,
+}
+
+/// Either of the two.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ErrorOut {
+    Http(HttpErrorOut),
+    Validation(HttpValidationError),
+}
+
+/// What went wrong with a part of what was asked.
+pub struct PartError {
+    pub status: u16,
+    pub error: ErrorOut,
+    /// In seconds.
+    pub retry_after: Option<u64>,
 }
 
 impl Error {
@@ -151,6 +167,19 @@ impl Error {
         }
     }
 
+    /// The same, for a part of what was asked: it stands in an answer of its own among others.
+    pub fn into_part(self) -> PartError {
+        let (status, retry_after) = (self.status().as_u16(), self.retry_after().map(whole_seconds));
+        let error = match self {
+            Self::Invalid(detail) => ErrorOut::Validation(HttpValidationError { detail }),
+            other => {
+                let (code, detail) = other.code_and_detail();
+                ErrorOut::Http(HttpErrorOut { code, detail })
+            }
+        };
+        PartError { status, error, retry_after }
+    }
+
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::TooManyRequests { retry_after } | Self::Unavailable { retry_after } => Some(*retry_after),
@@ -174,20 +203,14 @@ impl Flaw {
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let (status, retry_after, close) = (self.status(), self.retry_after(), self.leaves_body_unread());
-        let body = match self {
-            Self::Invalid(detail) => serde_json::to_vec(&HttpValidationError { detail }),
-            other => {
-                let (code, detail) = other.code_and_detail();
-                serde_json::to_vec(&HttpErrorOut { code, detail })
-            }
-        };
-        let mut response = Response::new(Body::from(body.expect("strings serialise")));
+        let (status, close) = (self.status(), self.leaves_body_unread());
+        let PartError { error, retry_after, .. } = self.into_part();
+        let mut response = Response::new(Body::from(serde_json::to_vec(&error).expect("strings serialise")));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(wait) = retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait));
         }
         if close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -218,6 +241,19 @@ impl From<StoreError> for Error {
                 error!(cause, "the store failed");
                 Self::Internal
             }
+        }
+    }
+}
+
+impl From<AcceptError> for Error {
+    fn from(refusal: AcceptError) -> Self {
+        match refusal {
+            AcceptError::EventIdTaken => Self::Conflict("A message with this eventId exists already".into()),
+            AcceptError::KeyReused => {
+                Self::Conflict("This idempotency key was used before with another request".into())
+            }
+            AcceptError::Outdated => Self::Unavailable { retry_after: Duration::from_secs(1) },
+            AcceptError::Store(fault) => fault.into(),
         }
     }
 }

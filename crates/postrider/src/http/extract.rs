@@ -21,9 +21,13 @@ impl FromRequest<Arc<Api>> for JsonBytes {
     type Rejection = Error;
 
     async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, Error> {
-        check_media(request.headers())?;
-        read(request.into_body(), api.settings.body_max).await.map(Self)
+        json_bytes(request, api.settings.body_max).await.map(Self)
     }
+}
+
+pub async fn json_bytes(request: Request, bytes_max: usize) -> Result<Bytes, Error> {
+    check_media(request.headers())?;
+    read(request.into_body(), bytes_max).await
 }
 
 /// A body that may be left out and says nothing if it is there: empty, or `{}`.
@@ -128,15 +132,30 @@ fn is_json(media: &[u8]) -> bool {
 
 /// Parses a body strictly. The structs it is parsed into refuse unknown and doubled fields.
 pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Error> {
+    check_beginning(body)?;
+    if let Some(at) = too_deep(body) {
+        return Err(invalid_json(format!("nested deeper than {DEPTH_MAX} levels, at byte {at}")));
+    }
+    parse_checked(body)
+}
+
+/// Parses what is around parts that are not looked into, and are parsed by themselves: how deep they are is for them to say.
+pub fn parse_around<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Error> {
+    check_beginning(body)?;
+    parse_checked(body)
+}
+
+fn check_beginning(body: &[u8]) -> Result<(), Error> {
     if body.is_empty() {
         return Err(invalid_json("the body is empty"));
     }
     if body.starts_with(b"\xef\xbb\xbf") {
         return Err(invalid_json("the body begins with a byte order mark, at line 1 column 1"));
     }
-    if let Some(at) = too_deep(body) {
-        return Err(invalid_json(format!("nested deeper than {DEPTH_MAX} levels, at byte {at}")));
-    }
+    Ok(())
+}
+
+fn parse_checked<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Error> {
     // A struct would be read from a list as well, by the order of its fields, which is no interface.
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(Error::invalid([], "must be an object, not a list"));

@@ -8,6 +8,7 @@ use super::{
     error::Error,
     extract,
     fields::{Channel, OrderingKey, Several, TypeName, Uid},
+    idempotency::KeyText,
     time::Time,
 };
 use crate::ingest::content::{CHANNELS_MAX, TAGS_MAX, check_object, is_content_type, is_tag};
@@ -52,6 +53,9 @@ pub struct MessageIn<'a> {
     /// Messages of the same key reach an endpoint one after the other, in the order in which they were accepted.
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256)]
     ordering_key: Option<OrderingKey>,
+    /// In a batch, where a header would be for all.
+    #[schema(ignore)]
+    idempotency_key: Option<KeyText>,
 }
 
 /// A word to find messages by.
@@ -98,6 +102,17 @@ pub struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     pub fn parse(body: &'a Bytes) -> Result<Self, Error> {
+        match Self::parse_item(body)? {
+            (draft, None) => Ok(draft),
+            (_, Some(_)) => Err(Error::invalid(
+                ["idempotencyKey"],
+                "is for messages of a batch; send it as the header idempotency-key",
+            )),
+        }
+    }
+
+    /// A message of a batch, and its own idempotency key.
+    pub fn parse_item(body: &'a Bytes) -> Result<(Self, Option<KeyText>), Error> {
         let message: MessageIn<'a> = extract::parse(body)?;
         if message.channels.as_ref().is_some_and(|channels| channels.0.is_empty()) {
             return Err(Error::invalid(["channels"], "must be at least one; leave them out for none"));
@@ -124,7 +139,7 @@ impl<'a> Draft<'a> {
             received: None,
             payload,
         };
-        Ok(Self { content, keep_payload, application: message.application, json })
+        Ok((Self { content, keep_payload, application: message.application, json }, message.idempotency_key))
     }
 }
 
@@ -281,6 +296,7 @@ mod tests {
         for members in [
             r#""unknown":1"#.to_owned(),
             r#""endpoint":"ep_1""#.to_owned(),
+            r#""idempotencyKey":"k""#.to_owned(),
             r#""ordering":"k""#.to_owned(),
             r#""eventId":"""#.to_owned(),
             r#""eventId":"msg_mine""#.to_owned(),

@@ -37,7 +37,6 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
-    time::Duration,
 };
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -82,7 +81,7 @@ impl<'a> MessageOut<'a> {
         Self::new(ids, message.key, message.accepted_at, message.content, shown)
     }
 
-    fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
+    pub(super) fn new(ids: &IdCodec, key: MessageKey, at: Timestamp, content: Content, payload: Shown<'a>) -> Self {
         let Content { event_type, event_id, channels, tags, ordering_key, deliver_at, received, .. } = content;
         // They go with the payload.
         let is_shown = !matches!(payload, Shown::Withheld | Shown::Gone);
@@ -133,10 +132,7 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
     let now = (api.clock)();
     let (app, store) = match target {
         Target::Known { app, .. } if app.source.is_some() => {
-            // Else anybody who may hand in messages could pass for the service, or take an id that is still to come.
-            return Err(Error::Conflict(
-                "This application is a source's, which takes messages by its URL alone".into(),
-            ));
+            return Err(of_a_source());
         }
         Target::Known { app, store } => (app, store),
         Target::Unknown { name, caller, environment } => {
@@ -165,13 +161,18 @@ async fn create(State(api): State<Arc<Api>>, handed_in: HandedIn) -> Result<Resp
     Ok(json_of_length(StatusCode::ACCEPTED, &message, body.len() + 256))
 }
 
+/// Else anybody who may hand in messages could pass for the service, or take an id that is still to come.
+pub(super) fn of_a_source() -> Error {
+    Error::Conflict("This application is a source's, which takes messages by its URL alone".into())
+}
+
 /// The answer to whoever wants something sent that is no longer there.
 pub fn payload_gone() -> Response {
     let detail = "The payload of this message has expired or was removed".into();
     json(StatusCode::BAD_REQUEST, &HttpErrorOut { code: "missing_payload", detail })
 }
 
-fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
+pub(super) fn check_delivery_time(deliver_at: Option<Timestamp>, now: Timestamp) -> Result<(), Error> {
     match deliver_at {
         // A little late is now: the repetition of a request whose answer got lost must get the first one's answer.
         Some(at) if at < now.minus(DELIVER_AHEAD_MAX) => Err(Error::invalid(["deliverAt"], "is long past")),
@@ -202,16 +203,11 @@ pub async fn accept<'a>(
             let message = store.message(By::Key(key)).await?.ok_or(Error::NotFound)?;
             Ok(MessageOut::of(&api.ids, message, detail))
         }
-        Err(AcceptError::EventIdTaken) => Err(Error::Conflict("A message with this eventId exists already".into())),
-        Err(AcceptError::KeyReused) => {
-            Err(Error::Conflict("This idempotency key was used before with another request".into()))
-        }
-        Err(AcceptError::Outdated) => Err(Error::Unavailable { retry_after: Duration::from_secs(1) }),
         Err(AcceptError::Store(StoreError::Busy)) => {
             drop(pass);
             Err(Error::Unavailable { retry_after: api.ingest.gate().turn_away().await.retry_after })
         }
-        Err(AcceptError::Store(fault)) => Err(fault.into()),
+        Err(refusal) => Err(refusal.into()),
     }
 }
 
@@ -295,13 +291,13 @@ pub(super) async fn turn_away(request: Request, why: Error) -> Response {
 const DISCARDED_MAX: u64 = 64 * 1024;
 
 /// The application that a message is for. It may come into being along with the message.
-enum Target {
+pub(super) enum Target {
     Known { app: Arc<AppEntry>, store: Tenant },
     Unknown { name: String, caller: Caller, environment: Environment },
 }
 
 impl Target {
-    fn key(&self) -> Option<AppKey> {
+    pub(super) fn key(&self) -> Option<AppKey> {
         match self {
             Self::Known { app, .. } => Some(app.application.key),
             Self::Unknown { .. } => None,
@@ -443,6 +439,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use serde_json::json as value;
+    use std::time::Duration;
 
     fn ids() -> IdCodec {
         IdCodec::new([3; 16])

@@ -29,6 +29,7 @@ pub mod guesses;
 pub mod health;
 pub mod html;
 pub mod idempotency;
+pub mod message_batch;
 pub mod message_in;
 pub mod messages;
 pub mod nodes;
@@ -154,7 +155,7 @@ impl Default for ApiSettings {
 pub fn router(api: Arc<Api>) -> Router {
     let (_, document) = routes().split_for_parts();
     let (managed, _) = managed().split_for_parts();
-    let (ingest, _) = messages::ingest().merge(source_ingest::routes()).split_for_parts();
+    let (ingest, _) = ingest().split_for_parts();
     let routes = managed
         .route_layer(from_fn_with_state(Arc::clone(&api), audit::keep))
         .merge(ingest)
@@ -173,10 +174,15 @@ pub fn router(api: Arc<Api>) -> Router {
 
 /// The routes of the API, each with its description for the OpenAPI document.
 fn routes() -> OpenApiRouter<Arc<Api>> {
-    managed().merge(messages::ingest()).merge(source_ingest::routes())
+    managed().merge(ingest())
 }
 
-/// All but the ways in for messages.
+/// The ways in for messages.
+fn ingest() -> OpenApiRouter<Arc<Api>> {
+    messages::ingest().merge(message_batch::routes()).merge(source_ingest::routes())
+}
+
+/// All the others.
 fn managed() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::new()
         .merge(alerts::routes())

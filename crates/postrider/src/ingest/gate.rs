@@ -5,6 +5,9 @@
 //! when enough are waiting is told to come again, which costs little, because it is said before anything is read, and at a
 //! pace (`pace.rs`). Whoever finds room when it is his turn to be told so is let in after all: a short rush is not refused,
 //! only spread.
+//!
+//! A batch has a place like a message, and its messages come in by groups, of as many as there is room for just then. All
+//! batches together have half of it: however great and many they are, whoever brings one message finds the other half.
 
 use super::pace::Pace;
 use std::{
@@ -19,6 +22,10 @@ use tokio::time::Instant;
 pub struct Gate {
     messages: AtomicUsize,
     bytes: AtomicUsize,
+    batches: AtomicUsize,
+    /// What batches have of the messages besides one each, and of the bytes.
+    grouped: AtomicUsize,
+    batched_bytes: AtomicUsize,
     limits: GateLimits,
     pace: Mutex<Pace>,
     refused: metrics::Counter,
@@ -55,17 +62,35 @@ impl Gate {
         let refused = metrics::counter!("postrider_messages_shed_total");
         // So that it is there before the first one, for an alert to compare with.
         refused.increment(0);
-        let (messages, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { messages, bytes, limits, pace: Mutex::default(), refused }
+        let none = AtomicUsize::default;
+        Self {
+            messages: none(),
+            bytes: none(),
+            batches: none(),
+            grouped: none(),
+            batched_bytes: none(),
+            limits,
+            pace: Mutex::default(),
+            refused,
+        }
     }
 
     /// Waits for as long as it takes until the one who asks may be told that there is no room.
     pub async fn enter(self: &Arc<Self>, bytes: usize) -> Result<Pass, Full> {
-        if let Some(pass) = self.try_enter(bytes) {
+        self.enter_if(|| self.try_enter(bytes)).await
+    }
+
+    /// The same, for a batch of so many bytes.
+    pub async fn enter_batch(self: &Arc<Self>, bytes: usize) -> Result<BatchPass, Full> {
+        self.enter_if(|| self.try_enter_batch(bytes)).await
+    }
+
+    async fn enter_if<P>(&self, try_enter: impl Fn() -> Option<P>) -> Result<P, Full> {
+        if let Some(pass) = try_enter() {
             return Ok(pass);
         }
         let full = self.wait_to_refuse().await;
-        self.try_enter(bytes).ok_or_else(|| {
+        try_enter().ok_or_else(|| {
             self.refused.increment(1);
             full
         })
@@ -92,6 +117,82 @@ impl Gate {
         let fits = messages_before < self.limits.messages_max
             && bytes_before.saturating_add(bytes) <= self.limits.bytes_max.max(bytes);
         fits.then_some(pass)
+    }
+
+    /// One batch always may, if nothing but single messages is there.
+    fn try_enter_batch(self: &Arc<Self>, bytes: usize) -> Option<BatchPass> {
+        let batches_before = self.batches.fetch_add(1, Relaxed);
+        let bytes_before = self.batched_bytes.fetch_add(bytes, Relaxed);
+        let share = Share { gate: Arc::clone(self), bytes };
+        let fits = batches_before < self.batches_max()
+            && bytes_before.saturating_add(bytes) <= (self.limits.bytes_max / 2).max(bytes);
+        if fits { Some(BatchPass { pass: self.try_enter(bytes)?, _share: share }) } else { None }
+    }
+
+    /// Kept free of groups, so that those that are there do not keep others from beginning.
+    fn batches_max(&self) -> usize {
+        (self.limits.messages_max / 8).max(1)
+    }
+
+    fn grouped_max(&self) -> usize {
+        (self.limits.messages_max / 2).saturating_sub(self.batches_max())
+    }
+}
+
+/// Takes as many as there are free of those that are wanted.
+fn take(taken: &AtomicUsize, max: usize, wanted: usize) -> usize {
+    let free = |taken: usize| wanted.min(max.saturating_sub(taken));
+    let before = taken.fetch_update(Relaxed, Relaxed, |taken| Some(taken + free(taken)));
+    free(before.unwrap_or_else(|unchanged| unchanged))
+}
+
+/// What is counted of a batch besides.
+struct Share {
+    gate: Arc<Gate>,
+    bytes: usize,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.gate.batches.fetch_sub(1, Relaxed);
+        self.gate.batched_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// A batch is on its way in, with all its bytes and one of its messages at a time, or more by `group`.
+pub struct BatchPass {
+    pass: Pass,
+    _share: Share,
+}
+
+impl BatchPass {
+    /// For a group of so many of its messages at most.
+    pub fn group(&self, messages_max: usize) -> Group {
+        let gate = &self.pass.gate;
+        let of_batches = take(&gate.grouped, gate.grouped_max(), messages_max.saturating_sub(1));
+        let more = take(&gate.messages, gate.limits.messages_max, of_batches);
+        gate.grouped.fetch_sub(of_batches - more, Relaxed);
+        Group { gate: Arc::clone(gate), more }
+    }
+}
+
+/// Some messages of a batch are on their way in. Dropped, they are there.
+pub struct Group {
+    gate: Arc<Gate>,
+    /// Besides the one that the batch has a place for.
+    more: usize,
+}
+
+impl Group {
+    pub fn messages(&self) -> usize {
+        1 + self.more
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.gate.messages.fetch_sub(self.more, Relaxed);
+        self.gate.grouped.fetch_sub(self.more, Relaxed);
     }
 }
 
@@ -139,6 +240,51 @@ mod tests {
         let small = gate.try_enter(1);
         assert!(small.is_some());
         assert!(gate.try_enter(5_000).is_none());
+    }
+
+    #[test]
+    fn batches_leave_half_of_it_to_single_messages() {
+        let gate = gate(100, 1_000);
+        let batches: Vec<_> = std::iter::from_fn(|| gate.try_enter_batch(100)).collect();
+        assert_eq!(batches.len(), 5, "half of the bytes");
+        drop(batches);
+        let batches: Vec<_> = (0..5).map_while(|_| gate.try_enter_batch(50)).collect();
+        let groups: Vec<_> = batches.iter().map(|batch| batch.group(64)).collect();
+        assert_eq!(
+            groups.iter().map(Group::messages).collect::<Vec<_>>(),
+            [39, 1, 1, 1, 1],
+            "half of the messages, but for others"
+        );
+        let more: Vec<_> = std::iter::from_fn(|| gate.try_enter_batch(0)).collect();
+        assert_eq!(more.len(), 7, "whatever the groups have");
+        let single: Vec<_> = std::iter::from_fn(|| gate.try_enter(1)).collect();
+        assert_eq!(single.len(), 50);
+        drop((groups, batches, more, single));
+        for (counted, what) in [
+            (&gate.messages, "messages"),
+            (&gate.bytes, "bytes"),
+            (&gate.batches, "batches"),
+            (&gate.grouped, "messages of batches"),
+            (&gate.batched_bytes, "bytes of batches"),
+        ] {
+            assert_eq!(counted.load(Relaxed), 0, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_batch_goes_on_one_by_one_where_single_messages_have_all_the_room() {
+        let gate = gate(10, 1_000);
+        let batch = gate.try_enter_batch(5_000).expect("one always may");
+        assert!(gate.try_enter_batch(1).is_none(), "the first is as great as all may be");
+        let single: Vec<_> = std::iter::from_fn(|| gate.try_enter(0)).collect();
+        assert_eq!(single.len(), 0, "so great a batch fills it");
+        drop(batch);
+        let batch = gate.try_enter_batch(100).expect("there is room");
+        let single: Vec<_> = std::iter::from_fn(|| gate.try_enter(1)).collect();
+        assert_eq!((single.len(), batch.group(64).messages()), (9, 1));
+        drop(single);
+        assert_eq!(batch.group(64).messages(), 5, "half of it");
+        assert_eq!(batch.group(3).messages(), 3);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! Takes a message in: works out whom it is owed to, and hands it to the store.
 
+pub mod batch;
 pub mod content;
 pub mod gate;
 pub mod pace;
@@ -9,7 +10,7 @@ use crate::{
     clock::Clock,
     directory::{AppEntry, Directory, EndpointEntry},
     statistics::Statistics,
-    telemetry::{Tops, Traces},
+    telemetry::{Tops, Traced, Traces},
 };
 use gate::{Gate, GateLimits};
 use opentelemetry::KeyValue;
@@ -104,7 +105,19 @@ impl Ingest {
         event.trace = Some(span.context());
         let event_type = event.content.event_type.clone();
         let answer = self.accept_untraced(tries, app, event).await;
-        let (message, is_repeated, failed) = match &answer {
+        self.end_span(traces, span, app, event_type, &answer);
+        answer
+    }
+
+    fn end_span(
+        &self,
+        traces: &Traces,
+        span: Traced,
+        app: &AppEntry,
+        event_type: String,
+        answer: &Result<Accepted, AcceptError>,
+    ) {
+        let (message, is_repeated, failed) = match answer {
             Ok(Accepted::Now(message)) => (Some(*message), false, None),
             Ok(Accepted::Before(message)) => (Some(*message), true, None),
             Err(AcceptError::Store(_)) => (None, false, Some("the store could not take it")),
@@ -119,7 +132,6 @@ impl Ingest {
         ];
         let message = message.map(|message| KeyValue::new("messaging.message.id", traces.ids.id_of(message)));
         span.end(self.clock.now(), failed, known.into_iter().chain(message));
-        answer
     }
 
     async fn accept_untraced(
@@ -137,13 +149,7 @@ impl Ingest {
             match (self.store.accept(message(entry, event, self.clock.now())).await, copy) {
                 (Err(AcceptError::Outdated), Some(copy)) => event = copy,
                 (Ok(accepted), _) => {
-                    if let Accepted::Now(_) = accepted {
-                        self.accepted.increment(1);
-                        if let Some(statistics) = &self.statistics {
-                            statistics.accepted(self.clock.now());
-                        }
-                        self.tops.accepted(app.application.key, &event_type);
-                    }
+                    self.count(app, &event_type, accepted);
                     return Ok(accepted);
                 }
                 (Err(error), _) => return Err(error),
@@ -156,6 +162,19 @@ impl Ingest {
             newer = Some(entry);
         }
         Err(AcceptError::Outdated)
+    }
+
+    fn count(&self, app: &AppEntry, event_type: &str, accepted: Accepted) {
+        match accepted {
+            Accepted::Now(_) => {
+                self.accepted.increment(1);
+                if let Some(statistics) = &self.statistics {
+                    statistics.accepted(self.clock.now());
+                }
+                self.tops.accepted(app.application.key, event_type);
+            }
+            Accepted::Before(_) => {}
+        }
     }
 }
 

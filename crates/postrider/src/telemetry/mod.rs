@@ -13,7 +13,7 @@ pub mod traces;
 pub use lines::LinesGuard;
 pub use panics::hide_values_in_panics;
 pub use tops::Tops;
-pub use traces::{TraceSettings, Traces};
+pub use traces::{TraceSettings, Traced, Traces};
 
 use crate::config::LogFormat;
 use anyhow::Context;
