@@ -9,7 +9,7 @@ use serde_json::Value;
 fn loads_are_measured_and_drawn() {
     let run = Run::of(&[
         "--only",
-        "floor,end-to-end,fan-out,steady,steady-5000,http2,fan-out-thousand,large-payloads,many-endpoints,idle",
+        "floor,end-to-end,fan-out,steady,steady-5000,http2,batches,fan-out-thousand,large-payloads,many-endpoints,idle",
         "--rate-high",
         "400",
         "--fan-out-wide",
@@ -17,7 +17,8 @@ fn loads_are_measured_and_drawn() {
         "--many-endpoints",
         "200",
     ]);
-    for scenario in ["floor", "end_to_end", "fan_out", "steady", "steady_high", "http2", "fan_out_thousand"] {
+    for scenario in ["floor", "end_to_end", "fan_out", "steady", "steady_high", "http2", "batches", "fan_out_thousand"]
+    {
         let series = &run.report["figures"][scenario];
         assert!(series["median"]["delivered"].as_u64().unwrap() > 0, "{scenario}: {series}");
         let rates = ["least", "median", "greatest"].map(|by| series[by]["delivered_per_s"].as_f64().unwrap());
