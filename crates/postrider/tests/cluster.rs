@@ -12,25 +12,29 @@ mod support;
 
 use drill::Drill;
 use judge::{Kind, Logs, Summary, judge};
-use postrider::clock;
 use postrider_store::marks::{ALL, Mark, Stores, When};
 use postrider_testbed::Mode;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::{
-    env,
     ops::Range,
     thread,
     time::{Duration, Instant},
 };
-use support::{api::Client, cluster::Cluster, eventually, receiver::Receiver};
+use support::{
+    api::Client,
+    chance::{draw, seed, variable},
+    cluster::Cluster,
+    eventually,
+    receiver::Receiver,
+};
 
 #[test]
 fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_database() {
     let rounds: usize = variable("CLUSTER_ROUNDS").unwrap_or(1);
     let only: String = variable("CLUSTER_HARM").unwrap_or_default();
-    let seed = seed();
+    let seed = seed("CLUSTER_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(Cluster::start(NODES, &[]), seed);
     drill.wait_for_flow();
@@ -147,7 +151,7 @@ fn three_nodes_keep_their_promises_whatever_happens_to_one_of_them_or_to_the_dat
 #[test]
 fn three_nodes_that_are_killed_again_and_again_lose_nothing_and_repeat_only_what_was_under_way() {
     let mut left: usize = variable("CLUSTER_KILLS").unwrap_or(4);
-    let mut seed = seed();
+    let mut seed = seed("CLUSTER_SEED");
     while left > 0 {
         let kills = left.min(KILLS_PER_ROUND);
         left -= kills;
@@ -176,7 +180,7 @@ fn three_nodes_that_are_killed_again_and_again_lose_nothing_and_repeat_only_what
 /// With another node beside it, from which it takes lanes when it comes and which takes over when it is gone.
 #[test]
 fn a_node_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
-    let seed = seed();
+    let seed = seed("CLUSTER_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let lease = Duration::from_secs(2);
     let mut drill = Drill::start(Cluster::start(2, &["--lease", "2s"]), seed);
@@ -369,21 +373,6 @@ fn shuffle<T>(items: &mut [T], rng: &mut impl Rng) {
     for last in (1..items.len()).rev() {
         items.swap(last, rng.random_range(0..=last));
     }
-}
-
-fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {
-    Duration::from_millis(rng.random_range(millis))
-}
-
-fn seed() -> u64 {
-    let seed = variable("CLUSTER_SEED").unwrap_or_else(|| clock::now().as_millis().unsigned_abs());
-    println!("CLUSTER_SEED={seed}");
-    seed
-}
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    let text = env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} cannot be {text}")))
 }
 
 const NODES: usize = 3;

@@ -13,19 +13,17 @@ mod support;
 use checker::{End, Logs, Summary, check};
 use drill::Drill;
 use http::{Method, StatusCode};
-use postrider::clock;
 use postrider_store::marks::{ALL, Mark, Stores, When};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::{
-    env,
-    ops::Range,
     thread,
     time::{Duration, Instant},
 };
 use support::{
     api::Client,
+    chance::{draw, seed, variable},
     receiver::Answer,
     server::Server,
     stores::{StoreKind, on_both_stores},
@@ -44,7 +42,7 @@ on_both_stores! {
 /// On PostgreSQL the marks of load and stop belong to several nodes: see the cluster's test.
 #[test]
 fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
     drill.run_for(draw(200..400, &mut rng));
@@ -68,7 +66,7 @@ fn a_server_can_be_killed_at_every_mark_while_it_works_and_while_it_stops() {
 }
 
 fn a_server_on_its_own_can_be_killed_at_every_mark_of_what_only_one_does(store: StoreKind) {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(store, seed, &[]);
     drill.make_dead_letters();
@@ -177,7 +175,7 @@ fn times(mark: &Mark, rng: &mut impl Rng) -> u32 {
 /// In rounds, each on a store of its own, so that no round's logs grow beyond what can be held.
 fn a_server_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_under_way(store: StoreKind) {
     let mut left: usize = variable("KILL_CYCLES").unwrap_or(fewer_if_shared(store, 20));
-    let mut seed = seed();
+    let mut seed = seed("KILL_SEED");
     while left > 0 {
         let cycles = left.min(CYCLES_PER_ROUND);
         left -= cycles;
@@ -230,7 +228,7 @@ fn kill_again_and_again(store: StoreKind, cycles: usize, seed: u64) {
 }
 
 fn a_server_that_is_asked_to_stop_settles_what_is_under_way_and_repeats_nothing(store: StoreKind) {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(store, seed, &[]);
     for _ in 0..5 {
@@ -252,7 +250,7 @@ fn a_server_that_is_asked_to_stop_settles_what_is_under_way_and_repeats_nothing(
 }
 
 fn a_second_signal_ends_it_at_once_and_loses_nothing(store: StoreKind) {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut drill = Drill::start(store, seed, &[]);
     drill.hold("/orders-mail");
     drill.server.signal("TERM");
@@ -269,7 +267,7 @@ fn a_second_signal_ends_it_at_once_and_loses_nothing(store: StoreKind) {
 }
 
 fn requests_that_outlast_the_time_of_grace_are_left_for_the_next_start(store: StoreKind) {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut drill = Drill::start(store, seed, &["--shutdown-grace", "500ms"]);
     drill.hold("/orders-books");
     let at = Instant::now();
@@ -284,7 +282,7 @@ fn requests_that_outlast_the_time_of_grace_are_left_for_the_next_start(store: St
 }
 
 fn a_first_start_can_be_killed_at_any_moment(store: StoreKind) {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     for _ in 0..fewer_if_shared(store, 15) {
@@ -330,21 +328,6 @@ fn verdict(logs: &Logs, seed: u64) -> Summary {
 fn line(summary: &Summary, seed: u64) -> String {
     let Summary { messages, lost, repeats, .. } = summary;
     format!("accepted={messages} lost={lost} repeated={repeats} seed={seed}")
-}
-
-fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {
-    Duration::from_millis(rng.random_range(millis))
-}
-
-fn seed() -> u64 {
-    let seed = variable("KILL_SEED").unwrap_or_else(|| clock::now().as_millis().unsigned_abs());
-    println!("KILL_SEED={seed}");
-    seed
-}
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    let text = env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
 }
 
 const CYCLES_PER_ROUND: usize = 100;

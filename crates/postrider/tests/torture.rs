@@ -22,14 +22,12 @@ use checker::{End, Logs, Summary, check};
 use drill::Drill;
 use machine::{Disk, Injection, faults_can_be_injected, interposed_clock};
 use overload::{Crowd, Rates, Sink, Tally, peak_memory};
-use postrider::clock;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use std::{
-    env, fs,
+    fs,
     net::TcpStream,
-    ops::Range,
     path::Path,
     sync::{
         Arc,
@@ -40,6 +38,7 @@ use std::{
 use support::{
     POLL,
     api::Client,
+    chance::{draw, seed, variable},
     receiver::Receiver,
     server::Server,
     skip::skip,
@@ -52,7 +51,7 @@ on_both_stores! {
 
 #[test]
 fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again() {
-    let first = seed();
+    let first = seed("KILL_SEED");
     // In the long form the disk gets full in the middle of whatever is written: a row, a log, a checkpoint.
     let sizes: Vec<u64> = match (variable("TORTURE_SIZE"), rounds()) {
         (Some(size), _) => vec![size],
@@ -101,7 +100,7 @@ fn a_full_disk_is_answered_with_not_now_and_all_is_well_when_there_is_room_again
 /// Without any start in between.
 #[test]
 fn deliveries_go_on_by_themselves_when_a_full_disk_has_room_again() {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let Some((mut drill, disk)) = on_a_small_disk(2_500, seed) else { return };
     for _ in 0..3 {
         wait_for_refusals(&mut drill);
@@ -122,7 +121,7 @@ fn an_error_from_the_disk_is_never_taken_for_a_success() {
     if let Err(why) = faults_can_be_injected() {
         return skip(&why);
     }
-    let first = seed();
+    let first = seed("KILL_SEED");
     for round in 0..rounds() {
         // Each round draws from a seed of its own, so that it can be repeated without those before it.
         let seed = first.wrapping_add(round);
@@ -203,7 +202,7 @@ fn a_single_error_from_the_disk_heals_without_a_restart() {
     }
     // Past what a start needs.
     for (calls, what, nth) in [(SYNC, "error=EIO", 60), ("pwrite64", "error=ENOSPC", 800)] {
-        let seed = seed();
+        let seed = seed("KILL_SEED");
         let mut server = Server::not_started(&[]);
         let injection = Injection::new(calls, what, &nth.to_string());
         server.wrap(&injection.wrapper());
@@ -225,7 +224,7 @@ fn a_disk_that_goes_on_failing_ends_the_server_with_an_error() {
     if let Err(why) = faults_can_be_injected() {
         return skip(&why);
     }
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let (receiver, began) = (Receiver::start(), Instant::now());
     let mut server = Server::not_started(&[]);
     let injection = Injection::new(SYNC, "error=EIO", "60+");
@@ -291,7 +290,7 @@ const FIRES_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_server_out_of_file_handles_waits_and_loses_nothing() {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let (receiver, began) = (Receiver::start(), Instant::now());
     let mut server = Server::not_started(&[]);
     server.wrap(&["prlimit", "--nofile=64:64"]);
@@ -315,7 +314,7 @@ fn a_server_out_of_file_handles_waits_and_loses_nothing() {
 /// F4: each life is too short for much, and no start undoes what the one before did.
 #[test]
 fn a_server_that_is_killed_all_the_time_still_gets_on() {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
     drill.run_for(Duration::from_millis(300));
@@ -347,7 +346,7 @@ fn a_server_that_is_killed_all_the_time_still_gets_on() {
 /// Like a machine that is suspended. Nobody else is there to take over, so that nothing comes twice.
 #[test]
 fn a_server_that_is_paused_goes_on_where_it_was() {
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut drill = Drill::start(StoreKind::Sqlite, seed, &[]);
     let (pauses, millis) = if rounds() > 1 { (5 * rounds(), 500..8_000) } else { (1, 1_500..2_500) };
@@ -370,7 +369,7 @@ fn a_clock_that_jumps_loses_nothing_and_repeats_nothing() {
     if !Path::new(&interposed).exists() {
         return skip(&format!("{interposed} is not there (apt-get install libfaketime)"));
     }
-    let seed = seed();
+    let seed = seed("KILL_SEED");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let told = tempfile::tempdir().expect("a folder");
     let told = told.path().join("time");
@@ -692,19 +691,4 @@ fn line(summary: &Summary, seed: u64) -> String {
 
 fn rounds() -> u64 {
     variable("TORTURE_ROUNDS").unwrap_or(1)
-}
-
-fn draw(millis: Range<u64>, rng: &mut impl Rng) -> Duration {
-    Duration::from_millis(rng.random_range(millis))
-}
-
-fn seed() -> u64 {
-    let seed = variable("KILL_SEED").unwrap_or_else(|| clock::now().as_millis().unsigned_abs());
-    println!("KILL_SEED={seed}");
-    seed
-}
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    let text = env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
 }

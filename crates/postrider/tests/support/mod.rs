@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod api;
+pub mod chance;
 pub mod cluster;
 pub mod command;
 pub mod house;
