@@ -255,7 +255,7 @@ pub(crate) const TABLES: &[Table] = &[
     table(
         "note",
         // What is left of SQLite's own: the rounds begin anew.
-        "note WHERE name NOT IN ('settled_through', 'minted_through', 'repeats_filed_through', 'retired_dead_round',
+        "note WHERE name NOT IN ('settled_through', 'minted_through', 'repeats_filed_through', 'listed_through', 'retired_dead_round',
              'none_to_retire', 'payloads_left_behind_round', 'attempts_left_behind_round', 'sequences_round', 'moved', 'moving')",
         &[("name", Text), ("value", Bytes)],
     ),

@@ -64,6 +64,7 @@ impl Harness for Moving {
                 piece_messages_max: 3,
                 note_every: Duration::ZERO,
                 repeats_recent_max: 2,
+                listed_recent_max: 3,
                 ..SqliteOptions::default()
             },
         };

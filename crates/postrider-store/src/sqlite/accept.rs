@@ -40,6 +40,7 @@ pub fn accept(
     let order = message.content.ordering_key.as_deref().map(OrderKey::of);
     let sequences = count(batch, &message, order)?;
     insert(batch, key, &message, &sequences)?;
+    batch.list_message(message.app, key);
     step!("store.accepted");
 
     let NewMessage { app, at, content, owed, idempotency, trace, .. } = message;
@@ -150,10 +151,7 @@ fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) 
     }
     let oldest = pieces.partition_point(|piece| piece.first_key <= remembered_from).saturating_sub(1);
     for piece in pieces[oldest..].iter().rev().filter(|piece| batch.may_be_filed(**piece, &idempotency.key)) {
-        let mut find =
-            piece.prepare(&batch.transaction, "SELECT message, request FROM idempotency_{n} WHERE key = ?1")?;
-        let seen = |row: &rusqlite::Row<'_>| Ok(Seen { message: row.get(0)?, request: row.get(1)? });
-        let found = super::optional(find.query_row([idempotency.key], seen))?.filter(is_remembered);
+        let found = repeats::filed(&batch.transaction, *piece, &idempotency.key)?.filter(is_remembered);
         if found.is_some() {
             return Ok(found);
         }

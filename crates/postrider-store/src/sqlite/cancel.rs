@@ -85,8 +85,7 @@ pub fn is_delivered(connection: &Connection, pieces: &[Piece], id: DeliveryId) -
     piece
         .prepare(
             connection,
-            // The plus keeps SQLite from looking through all that the endpoint ever got.
-            "SELECT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?1 AND +endpoint = ?2 AND class = 0)",
+            "SELECT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?1 AND endpoint = ?2 AND class = 0)",
         )?
         .query_row((id.message.raw(), id.endpoint.raw()), |row| row.get(0))
 }

@@ -257,8 +257,7 @@ pub fn last_status(connection: &Connection, piece: Piece, key: DeadKey) -> rusql
         piece
             .prepare(
                 connection,
-                // The plus keeps SQLite from looking through all that the endpoint ever got.
-                "SELECT status FROM attempt_{n} WHERE message = ?1 AND +endpoint = ?2 ORDER BY key DESC LIMIT 1",
+                "SELECT status FROM attempt_{n} WHERE message = ?1 AND endpoint = ?2 ORDER BY key DESC LIMIT 1",
             )?
             .query_row((key.message.raw(), key.endpoint.raw()), |row| row.get(0)),
     )?;
@@ -277,7 +276,7 @@ fn read_letter(
         return Ok(None);
     };
     let (attempts, last): (u32, Option<i64>) = piece
-        .prepare(connection, "SELECT count(*), max(key) FROM attempt_{n} WHERE message = ?1 AND +endpoint = ?2")?
+        .prepare(connection, "SELECT count(*), max(key) FROM attempt_{n} WHERE message = ?1 AND endpoint = ?2")?
         .query_row((message.raw(), endpoint.raw()), |row| Ok((row.get(0)?, row.get(1)?)))?;
     let last_attempt = match last {
         Some(last) => history::attempt(connection, pieces, message, AttemptKey::new(last))?,

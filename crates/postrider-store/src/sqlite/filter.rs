@@ -21,6 +21,18 @@ impl Filter {
         Self { bits: vec![0; bits / 64], mask: bits as u64 - 1 }
     }
 
+    /// As `to_bytes` wrote it; `None` if it did not.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let is_whole = rest.is_empty() && words.len().is_power_of_two();
+        let bits: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        is_whole.then(|| Self { mask: bits.len() as u64 * 64 - 1, bits })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.bits.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
     pub fn insert(&mut self, key: &Key) {
         for bit in probes(key) {
             let bit = bit & self.mask;
@@ -57,6 +69,11 @@ mod tests {
         let mut filter = Filter::with_room_for(held.len());
         held.iter().for_each(|key| filter.insert(key));
         assert!(held.iter().all(|key| filter.may_hold(key)));
+        let read = Filter::from_bytes(&filter.to_bytes()).expect("as it was written");
+        assert!(held.iter().chain(&others).all(|key| read.may_hold(key) == filter.may_hold(key)));
+        for bytes in [&[][..], &[0; 7], &[0; 24]] {
+            assert!(Filter::from_bytes(bytes).is_none(), "{bytes:?}");
+        }
         let claimed = others.iter().filter(|key| filter.may_hold(key)).count();
         assert!(claimed < 200, "{claimed} of {}", others.len());
     }

@@ -2,11 +2,12 @@
 
 use super::{
     accept::unpack,
+    listing::{self, AttemptEntry, Recent, Run, in_reading_order},
     pieces::{Piece, first_key_at, piece_of, time_of_key},
 };
 use crate::{
-    Attempt, AttemptFilter, AttemptRecord, AttemptsOf, By, Content, Cut, DeliveryState, Message, MessageFilter,
-    OPERATIONAL, Order, Page, Search, Searched, StateKind, Stats,
+    Attempt, AttemptFilter, AttemptRecord, By, Content, Cut, DeliveryState, Message, MessageFilter, OPERATIONAL, Order,
+    Page, Search, Searched, StateKind, Stats,
     rows::{
         codes::{class_code, class_of, death_code, death_of, held_of, rule_of, trigger_of},
         extra::content,
@@ -47,7 +48,7 @@ pub fn read_message_of(
     super::optional(piece.prepare(connection, sql)?.query_row([key, app.raw()], message_from))
 }
 
-const MESSAGE_COLUMNS: &str = "key, app, event_type, owed, extra, payload";
+pub const MESSAGE_COLUMNS: &str = "key, app, event_type, owed, extra, payload";
 
 pub fn read_message(connection: &Connection, piece: Piece, key: i64) -> rusqlite::Result<Option<Message>> {
     let sql = "SELECT key, app, event_type, owed, extra, payload FROM message_{n} WHERE key = ?1";
@@ -70,23 +71,23 @@ pub fn message_from(row: &Row<'_>) -> rusqlite::Result<Message> {
 pub fn messages(
     connection: &Connection,
     pieces: &[Piece],
-    app: AppKey,
+    of: (AppKey, &Recent<i64>),
     filter: &MessageFilter,
     page: &Page<MessageKey>,
 ) -> rusqlite::Result<Vec<Message>> {
     let mut found = Vec::new();
-    each_message(connection, pieces, app, filter, page, |message| {
+    each_message(connection, pieces, of, filter, page, |message| {
         found.push(message);
         Ok(if found.len() == page.limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
     Ok(in_list_order(page, found))
 }
 
-/// Walks an application's messages in the page's reading order, piece by piece, until told to stop.
+/// Walks an application's messages in the page's reading order until told to stop.
 fn each_message(
     connection: &Connection,
     pieces: &[Piece],
-    app: AppKey,
+    of: (AppKey, &Recent<i64>),
     filter: &MessageFilter,
     page: &Page<MessageKey>,
     mut visit: impl FnMut(Message) -> rusqlite::Result<ControlFlow<()>>,
@@ -95,38 +96,10 @@ fn each_message(
         return Ok(());
     }
     let span = Span::of(page, MessageKey::raw).within(filter.after, filter.before);
-    for piece in in_reading_order(pieces, &span) {
-        let sql = format!(
-            "SELECT {MESSAGE_COLUMNS} FROM message_{{n}} WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key {}",
-            span.direction()
-        );
-        let mut select = piece.prepare(connection, &sql)?;
-        let mut rows = select.query((app.raw(), span.low, span.high))?;
-        while let Some(row) = rows.next()? {
-            let message = message_from(row)?;
-            if wanted(filter, &message.content) && visit(message)?.is_break() {
-                return Ok(());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The pieces that can hold keys of the span, in the order in which to read them.
-pub fn in_reading_order(pieces: &[Piece], span: &Span) -> Vec<Piece> {
-    let mut chosen: Vec<Piece> = pieces
-        .iter()
-        .enumerate()
-        .filter(|(index, piece)| {
-            let ends_before = pieces.get(index + 1).is_some_and(|next| next.first_key <= span.low);
-            !ends_before && piece.first_key < span.high
-        })
-        .map(|(_, piece)| *piece)
-        .collect();
-    if span.reading == Order::Descending {
-        chosen.reverse();
-    }
-    chosen
+    listing::each_message(connection, pieces, of, &span, MESSAGE_COLUMNS, |_, row| {
+        let message = message_from(row)?;
+        if wanted(filter, &message.content) { visit(message) } else { Ok(ControlFlow::Continue(())) }
+    })
 }
 
 fn wanted(filter: &MessageFilter, content: &Content) -> bool {
@@ -189,36 +162,51 @@ pub fn attempt(
     super::optional(piece.prepare(connection, &sql)?.query_row((message.raw(), attempt.raw()), attempt_from))
 }
 
+/// Whose attempts are listed.
+pub enum Of {
+    Message(MessageKey),
+    Endpoint(EndpointKey, Recent<AttemptEntry>),
+}
+
 pub fn attempts(
     connection: &Connection,
     pieces: &[Piece],
-    of: AttemptsOf,
+    of: &Of,
     filter: &AttemptFilter,
     page: &Page<AttemptKey>,
 ) -> rusqlite::Result<Vec<Attempt>> {
     let span = Span::of(page, AttemptKey::raw).within(filter.message.after, filter.message.before);
-    // An attempt lies with its message, so those of one endpoint are spread over all pieces, each piece in order.
-    let (column, owner, chosen) = match of {
-        AttemptsOf::Message(message) => ("message", message.raw(), piece_of(pieces, message.raw()).as_slice().to_vec()),
-        AttemptsOf::Endpoint(_, endpoint) => ("endpoint", endpoint.raw(), pieces.to_vec()),
+    // Of each run as many as are wanted of all: they are put in order only then.
+    let (mut found, mut taken) = (Vec::new(), (None, 0));
+    let mut take = |run: Run, piece: Piece, row: &Row<'_>| {
+        if taken.0 != Some(run) {
+            taken = (Some(run), 0);
+        }
+        if taken.1 == page.limit {
+            return Ok(ControlFlow::Break(()));
+        }
+        let attempt = attempt_from(row)?;
+        if attempt_wanted(connection, piece, filter, &attempt)? {
+            found.push(attempt);
+            taken.1 += 1;
+        }
+        Ok(ControlFlow::Continue(()))
     };
-    let mut found = Vec::new();
-    for piece in chosen {
-        let sql = format!(
-            "SELECT {ATTEMPT_COLUMNS} FROM attempt_{{n}} WHERE {column} = ?1 AND key > ?2 AND key < ?3 ORDER BY key {}",
-            span.direction()
-        );
-        let mut select = piece.prepare(connection, &sql)?;
-        let mut rows = select.query((owner, span.low, span.high))?;
-        let mut taken = 0;
-        while taken < page.limit
-            && let Some(row) = rows.next()?
-        {
-            let attempt = attempt_from(row)?;
-            if attempt_wanted(connection, piece, filter, &attempt)? {
-                found.push(attempt);
-                taken += 1;
-            }
+    match of {
+        Of::Message(message) => {
+            let Some(piece) = piece_of(pieces, message.raw()) else { return Ok(Vec::new()) };
+            let sql = format!(
+                "SELECT {ATTEMPT_COLUMNS} FROM attempt_{{n}} WHERE message = ?1 AND key > ?2 AND key < ?3 ORDER BY key {}",
+                span.direction()
+            );
+            let mut select = piece.prepare(connection, &sql)?;
+            let mut rows = select.query((message.raw(), span.low, span.high))?;
+            while let Some(row) = rows.next()?
+                && take(Run::Piece(piece.number), piece, row)?.is_continue()
+            {}
+        }
+        Of::Endpoint(endpoint, recent) => {
+            listing::each_attempt(connection, pieces, (*endpoint, recent), &span, ATTEMPT_COLUMNS, take)?;
         }
     }
     match span.reading {
@@ -265,13 +253,13 @@ pub fn deliveries(
 pub fn messages_of_endpoint(
     connection: &Connection,
     pieces: &[Piece],
-    (app, endpoint): (AppKey, EndpointKey),
+    (of, endpoint): ((AppKey, &Recent<i64>), EndpointKey),
     filter: &MessageFilter,
     states: &[StateKind],
     page: &Page<MessageKey>,
 ) -> rusqlite::Result<Vec<(Message, DeliveryState)>> {
     let mut found = Vec::new();
-    each_message(connection, pieces, app, filter, page, |message| {
+    each_message(connection, pieces, of, filter, page, |message| {
         let Some(piece) = piece_of(pieces, message.key.raw()).filter(|_| message.owed.contains(&endpoint)) else {
             return Ok(ControlFlow::Continue(()));
         };
@@ -287,52 +275,66 @@ pub fn messages_of_endpoint(
 pub fn search(
     connection: &Connection,
     pieces: &[Piece],
-    app: Option<AppKey>,
+    app: Option<(AppKey, &Recent<i64>)>,
     search: &Search,
 ) -> rusqlite::Result<Searched> {
     let snapshot = connection.unchecked_transaction()?;
     let page = Page { from: search.past.map(Cut::Past), order: Order::Descending, limit: search.limit };
     let span = Span::of(&page, MessageKey::raw).within(search.filter.after, search.filter.before);
-    let (mut found, mut looked, mut last) = (Vec::new(), 0, search.past);
-    // Written out, so that either is read along its index.
-    let sql = match app {
-        Some(_) => {
-            "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
-             WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key DESC"
+    let (mut found, mut looked, mut last, mut until) = (Vec::new(), 0, search.past, None);
+    let look = |piece: Piece, row: &Row<'_>| {
+        if found.len() == search.limit || looked >= search.look_max {
+            until = last;
+            return Ok(ControlFlow::Break(()));
         }
-        None => {
-            "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
-             WHERE ?1 IS NULL AND key > ?2 AND key < ?3 ORDER BY key DESC"
+        let message = message_from(row)?;
+        (looked, last) = (looked + 1, Some(message.key));
+        if app.is_none() && message.app == OPERATIONAL {
+            return Ok(ControlFlow::Continue(()));
         }
+        let Some(concerned) = search.concerned(&message.owed).filter(|_| wanted(&search.filter, &message.content))
+        else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        looked += concerned.len().saturating_sub(1);
+        let states = concerned.into_iter().map(|endpoint| {
+            let state = state(&snapshot, piece, message.key, endpoint)?;
+            Ok((endpoint, state))
+        });
+        let states = states.collect::<rusqlite::Result<Vec<_>>>()?;
+        if search.finds(&states) {
+            found.push((message, states));
+        }
+        Ok(ControlFlow::Continue(()))
     };
-    for piece in in_reading_order(pieces, &span) {
-        let mut select = piece.prepare(&snapshot, sql)?;
-        let mut rows = select.query((app.map(AppKey::raw), span.low, span.high))?;
+    match app {
+        Some(of) => listing::each_message(&snapshot, pieces, of, &span, MESSAGE_COLUMNS, look)?,
+        None => each_of_all(&snapshot, pieces, &span, look)?,
+    }
+    Ok(Searched { found, until })
+}
+
+/// Walks the messages of all applications, the latest first, until told to stop.
+fn each_of_all(
+    connection: &Connection,
+    pieces: &[Piece],
+    span: &Span,
+    mut visit: impl FnMut(Piece, &Row<'_>) -> rusqlite::Result<ControlFlow<()>>,
+) -> rusqlite::Result<()> {
+    let sql = format!(
+        "SELECT {MESSAGE_COLUMNS} FROM message_{{n}} WHERE key > ?1 AND key < ?2 ORDER BY key {}",
+        span.direction()
+    );
+    for piece in in_reading_order(pieces, span) {
+        let mut select = piece.prepare(connection, &sql)?;
+        let mut rows = select.query((span.low, span.high))?;
         while let Some(row) = rows.next()? {
-            if found.len() == search.limit || looked >= search.look_max {
-                return Ok(Searched { found, until: last });
-            }
-            let message = message_from(row)?;
-            (looked, last) = (looked + 1, Some(message.key));
-            if app.is_none() && message.app == OPERATIONAL {
-                continue;
-            }
-            let Some(concerned) = search.concerned(&message.owed).filter(|_| wanted(&search.filter, &message.content))
-            else {
-                continue;
-            };
-            looked += concerned.len().saturating_sub(1);
-            let states = concerned.into_iter().map(|endpoint| {
-                let state = state(&snapshot, piece, message.key, endpoint)?;
-                Ok((endpoint, state))
-            });
-            let states = states.collect::<rusqlite::Result<Vec<_>>>()?;
-            if search.finds(&states) {
-                found.push((message, states));
+            if visit(piece, row)?.is_break() {
+                return Ok(());
             }
         }
     }
-    Ok(Searched { found, until: None })
+    Ok(())
 }
 
 /// A success once is a success for good; otherwise what waits counts, then what is dead.
@@ -368,32 +370,21 @@ fn state(
     })
 }
 
-/// The plus keeps SQLite from the index of the endpoint's attempts, which has all that is asked for and would be
-/// read from end to end; a message has but a few.
 const IS_DELIVERED: &str =
-    "SELECT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND +endpoint = ?1 AND class = 0)";
+    "SELECT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND endpoint = ?1 AND class = 0)";
 
 pub fn stats(
     connection: &Connection,
     pieces: &[Piece],
-    endpoint: EndpointKey,
+    (endpoint, recent): (EndpointKey, &Recent<AttemptEntry>),
     (since, until): (Timestamp, Timestamp),
     outstanding: &[i64],
 ) -> rusqlite::Result<Stats> {
     let snapshot = connection.unchecked_transaction()?;
     let (from, to) = (first_key_at(since), first_key_at(until));
     let mut stats = Stats::default();
-    let span = Span { low: from - 1, high: to, reading: Order::Ascending };
-    for piece in in_reading_order(pieces, &span) {
-        let success: u64 = piece
-            .prepare(
-                &snapshot,
-                "SELECT count(DISTINCT message) FROM attempt_{n}
-                 WHERE endpoint = ?1 AND key >= ?2 AND class = ?4 AND message >= ?2 AND message < ?3",
-            )?
-            .query_row((endpoint.raw(), from, to, class_code(Class::Delivered)), |row| row.get(0))?;
-        stats.success += success;
-    }
+    let delivered = class_code(Class::Delivered);
+    stats.success = listing::count_messages_tried(&snapshot, pieces, (endpoint, recent), (from, to), delivered)?;
     (stats.pending, stats.sending) = snapshot
         .prepare_cached(
             "SELECT count(*) FILTER (WHERE attempts + cycle = 0), count(*) FILTER (WHERE attempts + cycle > 0)

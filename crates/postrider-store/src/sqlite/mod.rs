@@ -15,6 +15,7 @@ mod filter;
 mod health;
 mod history;
 mod journal;
+mod listing;
 mod load;
 mod lock;
 pub(crate) mod moving;
@@ -55,7 +56,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use lock::FolderLock;
-use pieces::Piece;
+use pieces::{Piece, Pieces};
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
@@ -123,6 +124,8 @@ pub struct SqliteOptions {
     pub note_every: Duration,
     /// So many keys of requests are remembered before they are filed into their index.
     pub repeats_recent_max: usize,
+    /// So many messages and attempts are remembered before they are filed into what lists are made of.
+    pub listed_recent_max: usize,
 }
 
 impl Default for SqliteOptions {
@@ -132,6 +135,7 @@ impl Default for SqliteOptions {
             piece_age_max: Duration::from_hours(24),
             note_every: Duration::from_millis(500),
             repeats_recent_max: 16_384,
+            listed_recent_max: 16_384,
         }
     }
 }
@@ -606,7 +610,10 @@ impl Store for SqliteStore {
         filter: MessageFilter,
         page: Page<MessageKey>,
     ) -> Result<Vec<Message>, StoreError> {
-        self.searchers.run(move |connection, pieces| history::messages(connection, pieces, app, &filter, &page)).await
+        let recent = self.shared.unfiled.of_app(app);
+        self.searchers
+            .run(move |connection, pieces| history::messages(connection, pieces, (app, &recent), &filter, &page))
+            .await
     }
 
     async fn attempts(
@@ -615,7 +622,13 @@ impl Store for SqliteStore {
         filter: AttemptFilter,
         page: Page<AttemptKey>,
     ) -> Result<Vec<Attempt>, StoreError> {
-        self.searchers.run(move |connection, pieces| history::attempts(connection, pieces, of, &filter, &page)).await
+        let of = match of {
+            AttemptsOf::Message(message) => history::Of::Message(message),
+            AttemptsOf::Endpoint(_, endpoint) => {
+                history::Of::Endpoint(endpoint, self.shared.unfiled.of_endpoint(endpoint))
+            }
+        };
+        self.searchers.run(move |connection, pieces| history::attempts(connection, pieces, &of, &filter, &page)).await
     }
 
     async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError> {
@@ -634,21 +647,32 @@ impl Store for SqliteStore {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
+        let recent = self.shared.unfiled.of_app(app);
         self.searchers
             .run(move |connection, pieces| {
-                history::messages_of_endpoint(connection, pieces, (app, endpoint), &filter, &states, &page)
+                let of = ((app, &recent), endpoint);
+                history::messages_of_endpoint(connection, pieces, of, &filter, &states, &page)
             })
             .await
     }
 
     async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError> {
-        self.searchers.run(move |connection, pieces| history::search(connection, pieces, app, &search)).await
+        let of = app.map(|app| (app, self.shared.unfiled.of_app(app)));
+        self.searchers
+            .run(move |connection, pieces| {
+                let of = of.as_ref().map(|(app, recent)| (*app, recent));
+                history::search(connection, pieces, of, &search)
+            })
+            .await
     }
 
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
         let outstanding = self.shared.outstanding_of(endpoint);
+        let recent = self.shared.unfiled.of_endpoint(endpoint);
         self.searchers
-            .run(move |connection, pieces| history::stats(connection, pieces, endpoint, (since, until), &outstanding))
+            .run(move |connection, pieces| {
+                history::stats(connection, pieces, (endpoint, &recent), (since, until), &outstanding)
+            })
             .await
     }
 
@@ -713,11 +737,15 @@ impl Store for SqliteStore {
     }
 
     async fn horizon(&self, _: Timestamp) -> Result<MessageKey, StoreError> {
-        self.readers.run(|connection, pieces| pollers::horizon(connection, pieces)).await
+        // Not by a look into the tables: what is in there is not listed before it is told.
+        Ok(self.shared.unfiled.newest_message())
     }
 
     async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError> {
-        self.searchers.run(move |connection, pieces| pollers::read_on(connection, pieces, app, &wanted)).await
+        let recent = self.shared.unfiled.of_app(app);
+        self.searchers
+            .run(move |connection, pieces| pollers::read_on(connection, pieces, (app, &recent), &wanted))
+            .await
     }
 
     async fn consumer(&self, poller: PollerKey, name: &str) -> Result<Option<Consumer>, StoreError> {
@@ -795,7 +823,13 @@ impl Store for SqliteStore {
         let counted = match self.readers.run(move |connection, _| tasks::has_begun(connection, task)).await? {
             None => return Ok(None),
             Some(true) => None,
-            Some(false) => self.searchers.run(move |connection, pieces| tasks::count(connection, pieces, task)).await?,
+            Some(false) => {
+                let shared = Arc::clone(&self.shared);
+                let count = move |connection: &Connection, pieces: &Pieces| {
+                    tasks::count(connection, pieces, &shared.unfiled, task)
+                };
+                self.searchers.run(count).await?
+            }
         };
         let advance = move |batch: &mut Batch<'_>| {
             let advanced = tasks::advance(batch, task, counted, at);

@@ -29,6 +29,27 @@ impl Piece {
     }
 }
 
+/// A statement that is used again and again, mostly on the same piece's tables.
+pub struct OnPieces<'c> {
+    connection: &'c Connection,
+    sql: &'static str,
+    prepared: Option<(i64, CachedStatement<'c>)>,
+}
+
+impl<'c> OnPieces<'c> {
+    pub fn new(connection: &'c Connection, sql: &'static str) -> Self {
+        Self { connection, sql, prepared: None }
+    }
+
+    pub fn on(&mut self, piece: Piece) -> rusqlite::Result<&mut CachedStatement<'c>> {
+        let prepared = match self.prepared.take() {
+            Some((number, statement)) if number == piece.number => statement,
+            _ => piece.prepare(self.connection, self.sql)?,
+        };
+        Ok(&mut self.prepared.insert((piece.number, prepared)).1)
+    }
+}
+
 /// Of a piece, wherever it stands in a statement.
 const NUMBER_LEN_MAX: usize = 40;
 

@@ -1,7 +1,8 @@
 //! Reading on from a place, and the places that consumers have come to.
 
 use super::{
-    history::{in_reading_order, message_from},
+    history::{MESSAGE_COLUMNS, message_from},
+    listing::{self, Recent},
     pieces::Piece,
     settings,
     writer::Batch,
@@ -13,36 +14,25 @@ use crate::{
 };
 use postrider_engine::{AppKey, MessageKey, Timestamp};
 use rusqlite::{Connection, Row};
+use std::ops::ControlFlow;
 
-/// There is one writer, whose keys grow: what it will add is greater than what is there.
-pub fn horizon(connection: &Connection, pieces: &[Piece]) -> rusqlite::Result<MessageKey> {
-    for piece in pieces.iter().rev() {
-        let sql = "SELECT max(key) FROM message_{n}";
-        let greatest: Option<i64> = piece.prepare(connection, sql)?.query_row([], |row| row.get(0))?;
-        if let Some(greatest) = greatest {
-            return Ok(MessageKey::new(greatest));
-        }
-    }
-    Ok(MessageKey::new(0))
-}
-
-pub fn read_on(connection: &Connection, pieces: &[Piece], app: AppKey, wanted: &ReadOn) -> rusqlite::Result<WasRead> {
+pub fn read_on(
+    connection: &Connection,
+    pieces: &[Piece],
+    of: (AppKey, &Recent<i64>),
+    wanted: &ReadOn,
+) -> rusqlite::Result<WasRead> {
     let snapshot = connection.unchecked_transaction()?;
     let span = Span { low: wanted.past.raw(), high: wanted.until.raw().saturating_add(1), reading: Order::Ascending };
     let (mut reading, mut messages) = (Reading::of(wanted), Vec::new());
-    let sql = "SELECT key, app, event_type, owed, extra, payload FROM message_{n}
-        WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key";
-    for piece in in_reading_order(pieces, &span) {
-        let mut select = piece.prepare(&snapshot, sql)?;
-        let mut rows = select.query((app.raw(), span.low, span.high))?;
-        while !reading.has_stopped()
-            && let Some(row) = rows.next()?
-        {
+    if !reading.has_stopped() {
+        listing::each_message(&snapshot, pieces, of, &span, MESSAGE_COLUMNS, |_, row| {
             let size = if lets_through(wanted, row)? { Some(payload_size(row)?) } else { None };
             if reading.look(MessageKey::new(row.get(0)?), size) == Look::Take {
                 messages.push(message_from(row)?);
             }
-        }
+            Ok(if reading.has_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
     }
     Ok(reading.end(messages))
 }

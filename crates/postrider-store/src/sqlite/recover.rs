@@ -64,10 +64,9 @@ fn has_row(connection: &Connection, piece: Piece, message: i64, endpoint: Endpoi
     piece
         .prepare(
             connection,
-            // The plus keeps SQLite from looking through all that the endpoint ever got.
             "SELECT EXISTS (SELECT 1 FROM waiting WHERE endpoint = ?1 AND message = ?2 AND trigger_code = 0)
                  OR EXISTS (SELECT 1 FROM dead WHERE endpoint = ?1 AND message = ?2)
-                 OR EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND +endpoint = ?1
+                 OR EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?2 AND endpoint = ?1
                             AND (trigger_code = 0 OR class = 0))",
         )?
         .query_row((endpoint.raw(), message), |row| row.get(0))

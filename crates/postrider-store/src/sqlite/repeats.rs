@@ -2,20 +2,21 @@
 //!
 //! Every request of an SDK carries a key, and keys are random: an index kept in place would write a page of its
 //! own for each message, which costs more than all the rest of accepting it. So the key is stored in the message's
-//! own row, in the same commit; the newest ones are remembered here, and filed into the index later, sorted, a slice
-//! with each commit. After a crash, what was not filed yet is read from the messages again. A filter for each piece keeps
-//! most lookups from touching the index at all.
+//! own row, in the same commit; the newest ones are remembered here, and filed later, sorted, a slice with each commit: as
+//! a *run* of its own behind the others, so that no page is written twice. After a crash, what was not filed yet is read
+//! from the messages again. A filter for each piece keeps most lookups from touching the runs at all; the others look
+//! into one after the other, the newest first.
 
 use super::{
     SqliteOptions,
     filter::Filter,
-    pieces::{Piece, first_key_at, piece_of},
+    pieces::{OnPieces, Piece, first_key_at, piece_of},
     writer::{note, noted},
 };
 use crate::IDEMPOTENCY_MEMORY;
 use postrider_engine::Timestamp;
 use rusqlite::Connection;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub type Key = [u8; 16];
 
@@ -30,10 +31,10 @@ pub struct Seen {
 const SLICE: usize = 256;
 
 /// Filters are kept for so many pieces, a megabyte each. In older ones, keys are looked up.
-const FILTERS_MAX: usize = 32;
+const FILTERS_MAX: usize = 128;
 
-/// Filters made at start, by reading that many pieces' indexes.
-const FILTERS_AT_START: usize = 4;
+/// Filters made at start, by reading all keys of that many pieces. Those of older pieces were saved.
+const FILTERS_MADE_AT_START: usize = 2;
 
 const FILED: &str = "repeats_filed_through";
 
@@ -44,11 +45,17 @@ pub struct Repeats {
     /// Sorted by key, and filed from the front.
     filing: Vec<(Key, Seen)>,
     filed: usize,
+    /// Their run is called by the greatest of their messages, so that it is newer than all before it.
+    run: i64,
+    /// All keys of messages up to this one are filed.
+    through: i64,
     /// By the number of the piece.
     filters: BTreeMap<i64, Filter>,
     /// Pieces up to this one have keys in their index and may have no filter.
     unfiltered_through: i64,
     filter_keys: usize,
+    /// Pieces that nothing more is filed into. The filter of the first of them is saved with the next commit.
+    unsaved: VecDeque<i64>,
 }
 
 impl Repeats {
@@ -64,12 +71,16 @@ impl Repeats {
             recent: HashMap::new(),
             filing: Vec::new(),
             filed: 0,
+            run: 0,
+            through: 0,
             filters: BTreeMap::new(),
             unfiltered_through: pieces.last().map_or(0, |newest| newest.number),
             filter_keys: usize::try_from(options.piece_messages_max).unwrap_or(usize::MAX),
+            unsaved: VecDeque::new(),
         };
         let forgotten = first_key_at(now.minus(IDEMPOTENCY_MEMORY));
-        let from = noted(connection, FILED)?.unwrap_or(0).max(forgotten);
+        repeats.through = noted(connection, FILED)?.unwrap_or(0);
+        let from = repeats.through.max(forgotten);
         for (index, piece) in pieces.iter().enumerate() {
             if pieces.get(index + 1).is_some_and(|next| next.first_key <= from) {
                 continue;
@@ -82,8 +93,20 @@ impl Repeats {
                 repeats.recent.insert(key, seen);
             }
         }
-        for piece in pieces.iter().rev().take(FILTERS_AT_START) {
-            let filter = repeats.read_filter(connection, *piece)?;
+        let remembered = pieces.partition_point(|piece| piece.first_key <= forgotten).saturating_sub(1);
+        let mut to_make = FILTERS_MADE_AT_START;
+        for piece in pieces[remembered..].iter().rev().take(FILTERS_MAX) {
+            let filter = match saved_filter(connection, *piece)? {
+                Some(saved) => saved,
+                None if to_make > 0 => {
+                    to_make -= 1;
+                    if is_closed(pieces, *piece, repeats.through) {
+                        repeats.unsaved.push_front(piece.number);
+                    }
+                    repeats.read_filter(connection, *piece)?
+                }
+                None => continue,
+            };
             repeats.filters.insert(piece.number, filter);
         }
         Ok(repeats)
@@ -117,15 +140,21 @@ impl Repeats {
     pub fn file(&self, connection: &Connection, pieces: &[Piece], new: usize) -> rusqlite::Result<usize> {
         let left = &self.filing[self.filed..];
         let slice = &left[..left.len().min(SLICE.max(2 * new))];
+        let mut insert = OnPieces::new(connection, "INSERT OR REPLACE INTO idempotency_{n} VALUES (?1, ?2, ?3, ?4)");
         for (key, seen) in slice {
             if let Some(piece) = piece_of(pieces, seen.message) {
-                let sql = "INSERT OR REPLACE INTO idempotency_{n} VALUES (?1, ?2, ?3)";
-                piece.prepare(connection, sql)?.execute((key, seen.message, seen.request))?;
+                insert.on(piece)?.execute((self.run, key, seen.message, seen.request))?;
             }
         }
+        if let Some((number, filter)) =
+            self.unsaved.front().and_then(|number| Some((number, self.filters.get(number)?)))
+        {
+            connection
+                .prepare_cached("UPDATE piece SET repeats = ?2 WHERE number = ?1")?
+                .execute((number, filter.to_bytes()))?;
+        }
         if !slice.is_empty() && slice.len() == left.len() {
-            let through = self.filing.iter().map(|(_, seen)| seen.message).max().unwrap_or(0);
-            note(connection, FILED, through)?;
+            note(connection, FILED, self.run)?;
         }
         Ok(slice.len())
     }
@@ -133,6 +162,7 @@ impl Repeats {
     /// What was filed and what came new is committed.
     pub fn committed(&mut self, pieces: &[Piece], filed: usize, new: impl IntoIterator<Item = (Key, Seen)>) {
         self.recent.extend(new);
+        self.unsaved.pop_front();
         for (key, seen) in &self.filing[self.filed..self.filed + filed] {
             let Some(piece) = piece_of(pieces, seen.message) else { continue };
             if piece.number > self.unfiltered_through || self.filters.contains_key(&piece.number) {
@@ -147,14 +177,50 @@ impl Repeats {
         }
         self.filed += filed;
         if self.filed == self.filing.len() {
+            if self.run > self.through {
+                let is_new =
+                    |piece: &&Piece| is_closed(pieces, **piece, self.run) && !is_closed(pieces, **piece, self.through);
+                self.unsaved.extend(pieces.iter().filter(is_new).map(|piece| piece.number));
+                self.through = self.run;
+            }
             self.filed = 0;
             self.filing.clear();
             if self.recent.len() >= self.recent_max {
                 self.filing.extend(self.recent.drain());
                 self.filing.sort_unstable_by_key(|(key, _)| *key);
+                self.run = self.filing.iter().map(|(_, seen)| seen.message).max().unwrap_or(0);
             }
         }
     }
+}
+
+/// Whether all keys of the piece are among those of messages up to this one.
+fn is_closed(pieces: &[Piece], piece: Piece, through: i64) -> bool {
+    pieces.iter().any(|later| later.number > piece.number && later.first_key <= through)
+}
+
+fn saved_filter(connection: &Connection, piece: Piece) -> rusqlite::Result<Option<Filter>> {
+    let saved = connection
+        .prepare_cached("SELECT repeats FROM piece WHERE number = ?1")?
+        .query_row([piece.number], |row| Ok(row.get_ref(0)?.as_bytes_or_null()?.and_then(Filter::from_bytes)));
+    Ok(super::optional(saved)?.flatten())
+}
+
+/// Looks into the runs of a piece.
+pub fn filed(connection: &Connection, piece: Piece, key: &Key) -> rusqlite::Result<Option<Seen>> {
+    let mut run = i64::MAX;
+    let mut next_run = piece.prepare(connection, "SELECT max(run) FROM idempotency_{n} WHERE run < ?1")?;
+    let mut find =
+        piece.prepare(connection, "SELECT message, request FROM idempotency_{n} WHERE run = ?1 AND key = ?2")?;
+    while let Some(older) = next_run.query_row([run], |row| row.get::<_, Option<i64>>(0))? {
+        let seen = |row: &rusqlite::Row<'_>| Ok(Seen { message: row.get(0)?, request: row.get(1)? });
+        let found = super::optional(find.query_row((older, key), seen))?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        run = older;
+    }
+    Ok(None)
 }
 
 /// Key and request side by side, as they lie in the message's row.

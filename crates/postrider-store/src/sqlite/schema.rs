@@ -33,7 +33,38 @@ const MIGRATIONS: &[Migration] = &[
     Migration { tables: "", each_piece: "ALTER TABLE attempt_{n} ADD COLUMN headers BLOB;" },
     Migration { tables: SOURCES, each_piece: "" },
     Migration { tables: POLLERS, each_piece: "" },
+    Migration { tables: "ALTER TABLE piece ADD COLUMN repeats BLOB;", each_piece: FILED_LATER },
 ];
+
+/// Indexes that are filed later, see `listing` (the note: up to which message everything is in them), and keys of requests in
+/// runs, see `repeats`. `piece.repeats`: the filter of a piece that nothing more is filed into.
+const FILED_LATER: &str = "
+    CREATE TABLE by_app_{n} (owner INTEGER NOT NULL, listed INTEGER NOT NULL, PRIMARY KEY (owner, listed)) WITHOUT ROWID;
+    INSERT INTO by_app_{n} SELECT app, key FROM message_{n} ORDER BY app, key;
+    DROP INDEX IF EXISTS message_{n}_app;
+    CREATE TABLE by_endpoint_{n} (
+        owner          INTEGER NOT NULL,
+        listed         INTEGER NOT NULL,
+        listed_message INTEGER NOT NULL,
+        listed_class   INTEGER NOT NULL,
+        PRIMARY KEY (owner, listed)
+    ) WITHOUT ROWID;
+    INSERT INTO by_endpoint_{n} SELECT endpoint, key, message, class FROM attempt_{n} ORDER BY endpoint, key;
+    DROP INDEX IF EXISTS attempt_{n}_endpoint;
+    INSERT OR REPLACE INTO note
+        SELECT 'listed_through', unhex(format('%016X', key)) FROM message_{n} ORDER BY key DESC LIMIT 1;
+
+    ALTER TABLE idempotency_{n} RENAME TO idempotency_before_{n};
+    CREATE TABLE idempotency_{n} (
+        run     INTEGER NOT NULL,
+        key     BLOB NOT NULL,
+        message INTEGER NOT NULL,
+        request BLOB NOT NULL,
+        PRIMARY KEY (run, key)
+    ) WITHOUT ROWID;
+    INSERT INTO idempotency_{n} SELECT 0, key, message, request FROM idempotency_before_{n} ORDER BY key;
+    DROP TABLE idempotency_before_{n};
+";
 
 /// `consumer.place`: the key of the last message that he has dealt with. `consumer.seeks`: how often he was set to another place.
 const POLLERS: &str = "
@@ -351,7 +382,6 @@ const PIECE: &str = "
         repeat     BLOB,
         payload    BLOB
     );
-    CREATE INDEX message_{n}_app ON message_{n} (app);
 
     CREATE TABLE attempt_{n} (
         message      INTEGER NOT NULL,
@@ -378,12 +408,23 @@ const PIECE: &str = "
         headers      BLOB,
         PRIMARY KEY (message, key)
     ) WITHOUT ROWID;
-    CREATE INDEX attempt_{n}_endpoint ON attempt_{n} (endpoint, key, class);
+
+    CREATE TABLE by_app_{n} (owner INTEGER NOT NULL, listed INTEGER NOT NULL, PRIMARY KEY (owner, listed)) WITHOUT ROWID;
+
+    CREATE TABLE by_endpoint_{n} (
+        owner          INTEGER NOT NULL,
+        listed         INTEGER NOT NULL,
+        listed_message INTEGER NOT NULL,
+        listed_class   INTEGER NOT NULL,
+        PRIMARY KEY (owner, listed)
+    ) WITHOUT ROWID;
 
     CREATE TABLE idempotency_{n} (
-        key     BLOB PRIMARY KEY,
+        run     INTEGER NOT NULL,
+        key     BLOB NOT NULL,
         message INTEGER NOT NULL,
-        request BLOB NOT NULL
+        request BLOB NOT NULL,
+        PRIMARY KEY (run, key)
     ) WITHOUT ROWID;
 
     CREATE TABLE event_id_{n} (
@@ -453,6 +494,10 @@ mod tests {
             .execute_batch(
                 "ALTER TABLE attempt_1 DROP COLUMN late; ALTER TABLE attempt_1 DROP COLUMN late_why;
                  ALTER TABLE attempt_1 DROP COLUMN headers;
+                 DROP TABLE by_app_1; DROP TABLE by_endpoint_1; DROP TABLE idempotency_1;
+                 CREATE TABLE idempotency_1 (key BLOB PRIMARY KEY, message INTEGER NOT NULL, request BLOB NOT NULL) WITHOUT ROWID;
+                 CREATE INDEX message_1_app ON message_1 (app);
+                 CREATE INDEX attempt_1_endpoint ON attempt_1 (endpoint, key, class);
                  PRAGMA user_version = 1;
                  INSERT INTO piece VALUES (1, 0, 0);
                  INSERT INTO application VALUES (10, 3, 'acme', 'Acme', 7, '{\"a\":\"b\"}', 1, 2, NULL);
@@ -485,6 +530,8 @@ mod tests {
                     .unwrap();
             }
         }
+        let minted = (keys[3] + 122).to_be_bytes();
+        connection.execute("INSERT INTO note VALUES ('minted_through', ?1)", [minted]).unwrap();
         connection.execute("INSERT INTO event_id_1 VALUES (10, 'evt', ?1)", [keys[0]]).unwrap();
         connection.execute("INSERT INTO payload_expiry VALUES (?1, ?2)", (NOW.as_millis() + 5, keys[0])).unwrap();
         let idempotency = ([9_u8; 16], keys[1], [8_u8; 16]);
@@ -551,6 +598,11 @@ mod tests {
         let attempts =
             store.attempts(AttemptsOf::Message(keys[0]), AttemptFilter::default(), first_page()).await.unwrap();
         assert_eq!((attempts.len(), attempts[0].record.status, attempts[0].record.held), (3, Some(503), None));
+        let listed =
+            store.attempts(AttemptsOf::Endpoint(app, on), AttemptFilter::default(), first_page()).await.unwrap();
+        assert!(attempts.iter().all(|attempt| attempt.id.endpoint != on || listed.contains(attempt)), "{listed:?}");
+        let listed = store.messages(app, MessageFilter::default(), first_page()).await.unwrap();
+        assert_eq!(listed.iter().map(|message| message.key).collect::<Vec<_>>(), keys);
         let message = store.message(app, By::Uid("evt".to_owned())).await.unwrap().unwrap();
         assert_eq!((message.key, &message.content.tags[..]), (keys[0], ["t".to_owned()].as_slice()));
         assert_eq!(store.unfinished_tasks().await.unwrap(), [TaskKey(30)]);

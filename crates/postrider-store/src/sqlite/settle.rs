@@ -1,6 +1,6 @@
 //! Writing down what became of a delivery, and what waits.
 
-use super::{cancel::is_delivered, health, journal, writer::Batch};
+use super::{cancel::is_delivered, health, journal, listing::AttemptEntry, writer::Batch};
 use crate::{
     AttemptRecord, Cancelled, Committed, EndpointChange, EndpointHappened, Settlement,
     rows::{
@@ -113,11 +113,12 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         "INSERT INTO attempt_{n} VALUES
          (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
     )?;
+    let class = class_code(attempt.class);
     insert.execute(rusqlite::params![
         id.message.raw(),
         key,
         id.endpoint.raw(),
-        class_code(attempt.class),
+        class,
         rule_code(attempt.rule),
         trigger_code(id.trigger),
         settlement.cycle,
@@ -137,7 +138,8 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         attempt.held.map(|held| held_code(held.by)),
         Some(attempt.headers.as_ref()).filter(|headers| !headers.is_empty()),
     ])?;
-    Ok(())
+    drop(insert);
+    batch.list_attempt(piece, AttemptEntry { endpoint: id.endpoint.raw(), key, message: id.message.raw(), class })
 }
 
 /// Whether a delivery that was handed over still has to arrive. Its message may have been forgotten meanwhile, a resend
@@ -150,8 +152,7 @@ fn is_owed(batch: &Batch<'_>, id: DeliveryId) -> rusqlite::Result<bool> {
     piece
         .prepare(
             &batch.transaction,
-            // The plus keeps SQLite from looking through all that the endpoint ever got.
-            "SELECT NOT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?1 AND +endpoint = ?2 AND class = 0)",
+            "SELECT NOT EXISTS (SELECT 1 FROM attempt_{n} WHERE message = ?1 AND endpoint = ?2 AND class = 0)",
         )?
         .query_row((id.message.raw(), id.endpoint.raw()), |row| row.get(0))
 }

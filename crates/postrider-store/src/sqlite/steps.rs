@@ -7,18 +7,19 @@ use super::{
     accept::{pack, unpack},
     cancel::{cancel, is_delivered, order_of_message},
     dead::{Dead, begin_again, is_wanted, last_status, order_if_sendable},
-    health, journal,
-    pieces::{Piece, within},
+    health, journal, listing,
+    pieces::Piece,
     settle::{Cycle, start_waiting},
     tidy,
     writer::Batch,
 };
 use crate::{
-    Cancelled, Committed, DeadFilter, DeadKey, EndpointChange, EndpointHappened, Keep, ReplayFilter, StateKind,
+    Cancelled, Committed, DeadFilter, DeadKey, EndpointChange, EndpointHappened, Keep, Order, ReplayFilter, StateKind,
     rows::{
         codes::{Place, death_of, trigger_code},
         extra::Extra,
         from_json,
+        paging::Span,
     },
 };
 use postrider_engine::{
@@ -26,7 +27,7 @@ use postrider_engine::{
     policy::{Breaker, DeathReason},
 };
 use rusqlite::Connection;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::ControlFlow};
 
 /// Looked at in one step, and so changed at most.
 const STEP: usize = 200;
@@ -303,8 +304,7 @@ fn ended(batch: &Batch<'_>, piece: Piece, id: DeliveryId) -> rusqlite::Result<Op
     let tried_in: Option<u32> = piece
         .prepare(
             connection,
-            // The plus keeps SQLite from looking through all that the endpoint ever got.
-            "SELECT max(cycle) FROM attempt_{n} WHERE message = ?2 AND +endpoint = ?1 AND trigger_code = 0",
+            "SELECT max(cycle) FROM attempt_{n} WHERE message = ?2 AND endpoint = ?1 AND trigger_code = 0",
         )?
         .query_row(both, |row| row.get(0))?;
     let state = match dead {
@@ -386,27 +386,19 @@ impl Found {
 /// The next messages of an application, as many as a step looks at.
 fn next_messages(batch: &Batch<'_>, app: AppKey, low: i64, high: i64) -> rusqlite::Result<Vec<Found>> {
     let mut found = Vec::new();
-    for piece in within(batch.pieces(), low, high) {
-        let mut select = piece.prepare(
-            &batch.transaction,
-            "SELECT key, event_type, owed, extra, payload IS NOT NULL FROM message_{n}
-             WHERE app = ?1 AND key > ?2 AND key < ?3 ORDER BY key LIMIT ?4",
-        )?;
-        let mut rows = select.query((app.raw(), low, high, STEP - found.len()))?;
-        while let Some(row) = rows.next()? {
-            found.push(Found {
-                piece,
-                key: row.get(0)?,
-                event_type: row.get(1)?,
-                owed: unpack(row.get_ref(2)?.as_blob()?),
-                extra: row.get_ref(3)?.as_str_or_null()?.map(from_json).transpose()?.unwrap_or_default(),
-                is_sendable: row.get(4)?,
-            });
-        }
-        if found.len() == STEP {
-            break;
-        }
-    }
+    let (span, recent) = (Span { low, high, reading: Order::Ascending }, batch.recent_of(app));
+    let columns = "key, event_type, owed, extra, payload IS NOT NULL";
+    listing::each_message(&batch.transaction, batch.pieces(), (app, &recent), &span, columns, |piece, row| {
+        found.push(Found {
+            piece,
+            key: row.get(0)?,
+            event_type: row.get(1)?,
+            owed: unpack(row.get_ref(2)?.as_blob()?),
+            extra: row.get_ref(3)?.as_str_or_null()?.map(from_json).transpose()?.unwrap_or_default(),
+            is_sendable: row.get(4)?,
+        });
+        Ok(if found.len() == STEP { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
     Ok(found)
 }
 

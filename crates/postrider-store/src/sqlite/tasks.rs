@@ -9,7 +9,8 @@
 
 use super::{
     journal,
-    pieces::{Piece, first_key_at, within},
+    listing::{self, Unfiled},
+    pieces::{Piece, first_key_at},
     settings::Put,
     steps::{
         Sift, Step, Then, Wanted, purge, replay_dead_of, replay_dead_of_all, replay_missing, replay_owed, resume, sift,
@@ -17,7 +18,7 @@ use super::{
     writer::Batch,
 };
 use crate::{
-    Committed, DeadFilter, Keep, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
+    Committed, DeadFilter, Keep, Order, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
     rows::{
         codes::{status_code, status_of},
         from_json,
@@ -65,7 +66,12 @@ pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<Put> {
 }
 
 /// How many there are to look at, for a task that has not begun; counted by a reader, so that the writer is not held up.
-pub fn count(connection: &Connection, pieces: &[Piece], key: TaskKey) -> rusqlite::Result<Option<u64>> {
+pub fn count(
+    connection: &Connection,
+    pieces: &[Piece],
+    unfiled: &Unfiled,
+    key: TaskKey,
+) -> rusqlite::Result<Option<u64>> {
     let Some(Job { task, cursor: NOT_BEGUN }) = read(connection, key)? else { return Ok(None) };
     let (low, high) = scope(&task);
     let limit = TOTAL_MAX + 1;
@@ -88,19 +94,9 @@ pub fn count(connection: &Connection, pieces: &[Piece], key: TaskKey) -> rusqlit
         | TaskKind::Purge
         | TaskKind::AppStats { .. }
         | TaskKind::EventTypes { .. } => {
-            let mut counted = 0;
-            for piece in within(pieces, low, high) {
-                counted += piece
-                    .prepare(
-                        connection,
-                        "SELECT count(*) FROM (SELECT 1 FROM message_{n} WHERE app = ?1 AND key > ?2 AND key < ?3 LIMIT ?4)",
-                    )?
-                    .query_row((task.app.raw(), low, high, limit), |row| row.get::<_, u64>(0))?;
-                if counted >= limit {
-                    break;
-                }
-            }
-            counted
+            let span = Span { low, high, reading: Order::Ascending };
+            let recent = unfiled.of_app(task.app);
+            listing::count_messages(connection, pieces, (task.app, &recent), &span, limit)?
         }
         TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => connection
             .prepare_cached(

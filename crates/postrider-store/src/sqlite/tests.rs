@@ -19,6 +19,7 @@ impl Harness for Sqlite {
                 piece_messages_max: 3,
                 note_every: Duration::ZERO,
                 repeats_recent_max: 2,
+                listed_recent_max: 3,
                 ..SqliteOptions::default()
             },
         };
@@ -168,4 +169,124 @@ async fn looking_through_a_lane_in_vain_does_not_ask_the_writer() {
     assert_eq!(looked.unwrap(), None);
     drop(release);
     assert!(held.await.unwrap().unwrap());
+}
+
+/// In pieces that are small, filed a few at a time.
+const IN_SMALL_PARTS: SqliteOptions = SqliteOptions {
+    piece_messages_max: 20,
+    piece_age_max: Duration::from_hours(24),
+    note_every: Duration::ZERO,
+    repeats_recent_max: 8,
+    listed_recent_max: 16,
+};
+
+/// What one application has, and what its endpoint got, by every list there is.
+async fn check_lists(
+    store: &SqliteStore,
+    (app, lane): (AppKey, EndpointKey),
+    messages: &[MessageKey],
+    tried: &[MessageKey],
+) {
+    let listed = all_messages(store, app).await;
+    assert_eq!(listed, messages);
+    for order in [Order::Ascending, Order::Descending] {
+        let (mut found, mut from) = (Vec::new(), None);
+        loop {
+            let page = Page { from, order, limit: 3 };
+            let messages = store.messages(app, MessageFilter::default(), page).await.unwrap();
+            let Some(last) = messages.last() else { break };
+            from = Some(Cut::Past(last.key));
+            found.extend(messages.iter().map(|message| message.key));
+        }
+        if order == Order::Descending {
+            found.reverse();
+        }
+        assert_eq!(found, messages, "{order:?}");
+    }
+    let of = AttemptsOf::Endpoint(app, lane);
+    let attempts = store.attempts(of, AttemptFilter::default(), Page { limit: 1_000, ..whole() }).await.unwrap();
+    assert!(attempts.is_sorted_by_key(|attempt| attempt.key));
+    let mut found: Vec<_> = attempts.iter().map(|attempt| attempt.id.message).collect();
+    found.sort_unstable();
+    assert_eq!(found, tried);
+    assert_eq!(stats(store, lane).await.success, tried.len() as u64);
+    let horizon = store.horizon(START).await.unwrap();
+    assert!(messages.iter().all(|message| *message <= horizon));
+}
+
+#[tokio::test]
+async fn lists_are_whole_while_they_are_filed_and_after_a_crash() {
+    let folder = new_folder();
+    let store = open_with(folder.path(), START, IN_SMALL_PARTS);
+    let mut harness = Sqlite { store, folder, options: IN_SMALL_PARTS };
+    let store = &harness.store;
+    let apps = [add_application(store, None).await.key, add_application(store, None).await.key];
+    let lanes = [add_endpoint(store, apps[0], None).await.key, add_endpoint(store, apps[1], None).await.key];
+    let (mut messages, mut tried) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..60_i64 {
+        let store = &harness.store;
+        for which in 0..2 {
+            let new = NewMessage { owed: vec![lanes[which]], ..message(apps[which], at(round)) };
+            messages[which].push(accept(store, new).await);
+        }
+        // Some arrive at once, the others when the filing may have passed them.
+        let which = (round % 2) as usize;
+        while tried[which].len() + usize::try_from(round % 7).unwrap() < messages[which].len() {
+            let next = messages[which][tried[which].len()];
+            settle(store, vec![delivered(scheduled(lanes[which], next), at(round))]).await;
+            tried[which].push(next);
+        }
+        match round {
+            25 => harness = harness.crash(at(round)).await,
+            45 => harness = harness.reopen(at(round)).await,
+            _ => {}
+        }
+        for which in 0..2 {
+            check_lists(&harness.store, (apps[which], lanes[which]), &messages[which], &tried[which]).await;
+        }
+    }
+    let raw = Connection::open(harness.folder.path().join("postrider.db")).unwrap();
+    let filed = |table: &str| -> i64 {
+        let pieces = list_pieces(&raw).unwrap();
+        let count = |piece: &Piece| format!("(SELECT count(*) FROM {table}_{})", piece.number);
+        let sum = pieces.iter().map(count).collect::<Vec<_>>().join(" + ");
+        raw.query_row(&format!("SELECT {sum}"), [], |row| row.get(0)).unwrap()
+    };
+    assert!((80..=120).contains(&filed("by_app")), "most are filed, and none twice: {}", filed("by_app"));
+    assert!((70..=120).contains(&filed("by_endpoint")), "{}", filed("by_endpoint"));
+}
+
+#[tokio::test]
+async fn keys_of_requests_are_known_from_runs_and_filters_that_were_saved() {
+    let folder = new_folder();
+    let store = open_with(folder.path(), START, IN_SMALL_PARTS);
+    let app = add_application(&store, None).await.key;
+    let with_key = |key: u8| NewMessage { idempotency: Some(chosen(key, 1)), ..message(app, START) };
+    let mut keys = Vec::new();
+    for key in 0..100 {
+        keys.push(accept(&store, with_key(key)).await);
+    }
+    store.close().await;
+    drop(store);
+    let raw = Connection::open(folder.path().join("postrider.db")).unwrap();
+    let saved: Vec<bool> = raw
+        .prepare("SELECT repeats IS NOT NULL FROM piece ORDER BY number")
+        .unwrap()
+        .query_map([], |row| row.get(0))
+        .unwrap()
+        .collect::<rusqlite::Result<_>>()
+        .unwrap();
+    assert_eq!(saved, [true, true, true, true, true, false], "all but the last are full");
+    let runs: i64 = raw.query_row("SELECT count(DISTINCT run) FROM idempotency_3", [], |row| row.get(0)).unwrap();
+    assert!(runs > 1, "{runs}");
+    drop(raw);
+    let store = open_with(folder.path(), START, IN_SMALL_PARTS);
+    for key in 0..100 {
+        let again = store.accept(with_key(key)).await.unwrap();
+        assert_eq!(again, Accepted::Before(keys[usize::from(key)]), "key {key}");
+        let other = NewMessage { idempotency: Some(chosen(key, 2)), ..message(app, START) };
+        assert!(matches!(store.accept(other).await, Err(AcceptError::KeyReused)), "key {key}");
+    }
+    let new = store.accept(with_key(200)).await.unwrap();
+    assert!(matches!(new, Accepted::Now(_)));
 }

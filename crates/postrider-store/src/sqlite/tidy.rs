@@ -416,13 +416,13 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
             return Ok(true);
         }
     }
-    connection.execute_batch(&format!(
-        "DROP INDEX IF EXISTS message_{number}_app; DROP INDEX IF EXISTS attempt_{number}_endpoint;"
-    ))?;
+    connection
+        .execute_batch(&format!("DROP TABLE IF EXISTS by_app_{number}; DROP TABLE IF EXISTS by_endpoint_{number};"))?;
     for table in PIECE_TABLES {
         let key = match table {
             "attempt" => "message, key",
             "event_id" => "app, event_id",
+            "idempotency" => "run, key",
             _ => "key",
         };
         let emptied = connection.execute(

@@ -11,13 +11,14 @@
 
 use super::{
     OpenError, SqliteOptions,
+    listing::{self, AttemptEntry, Listing, MessageEntry, Recent, Unfiled},
     outstanding::{HandOff, Outstanding},
     pieces::{Piece, Pieces, piece_of, time_of_key},
     repeats::{self, Repeats, Seen},
     schema,
 };
 use crate::{Committed, StoreError, intake::Room, rows::minter::Minter, step};
-use postrider_engine::{EndpointKey, MessageKey, Timestamp};
+use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -87,6 +88,10 @@ pub struct Batch<'c> {
     repeats: &'c Repeats,
     /// Keys of messages that this batch accepts.
     new_repeats: HashMap<repeats::Key, Seen>,
+    listing: &'c Listing,
+    unfiled: &'c Unfiled,
+    /// What this batch brings that is to be listed.
+    new_listed: listing::New,
     /// An attempt got a key.
     attempted: bool,
 }
@@ -163,6 +168,23 @@ impl Batch<'_> {
 
     pub fn recognise(&mut self, key: repeats::Key, seen: Seen) {
         self.new_repeats.insert(key, seen);
+    }
+
+    /// An application has this message.
+    pub fn list_message(&mut self, app: AppKey, message: i64) {
+        self.new_listed.messages.push(MessageEntry { app: app.raw(), message });
+    }
+
+    /// An endpoint has this attempt.
+    pub fn list_attempt(&mut self, piece: Piece, entry: AttemptEntry) -> rusqlite::Result<()> {
+        self.listing.file_if_passed(&self.transaction, piece, entry)?;
+        self.new_listed.attempts.push(entry);
+        Ok(())
+    }
+
+    /// Those of the application's messages that are not filed yet.
+    pub fn recent_of(&self, app: AppKey) -> Recent<i64> {
+        self.unfiled.of_app(app).and(&self.new_listed, app)
     }
 
     /// A key for an attempt. At the next start it is known only from the note that the commit takes of it: unlike
@@ -293,11 +315,12 @@ pub struct Shared {
     pub pieces: Mutex<Pieces>,
     pub minter: Minter,
     pub outstanding: Mutex<Outstanding>,
+    pub unfiled: Unfiled,
 }
 
 impl Shared {
     pub fn new(pieces: Pieces, minter: Minter) -> Self {
-        Self { pieces: Mutex::new(pieces), minter, outstanding: Mutex::default() }
+        Self { pieces: Mutex::new(pieces), minter, outstanding: Mutex::default(), unfiled: Unfiled::default() }
     }
 
     pub fn pieces(&self) -> Pieces {
@@ -332,6 +355,7 @@ impl Writer {
     ) -> Result<Self, OpenError> {
         let piece_messages = count_current_piece(&connection, &shared.pieces())?;
         let repeats = Repeats::recall(&connection, &shared.pieces(), now, options)?;
+        let listing = Listing::recall(&connection, &shared.pieces(), shared.minter.last(), options, &shared.unfiled)?;
         let (jobs, queue) = mpsc::channel();
         let state = State {
             connection,
@@ -340,6 +364,7 @@ impl Writer {
             options,
             piece_messages,
             repeats,
+            listing,
             ended: Ended::new(),
             newest: 0,
             noted_at: Instant::now(),
@@ -434,6 +459,7 @@ struct State {
     options: SqliteOptions,
     piece_messages: u64,
     repeats: Repeats,
+    listing: Listing,
     ended: Ended,
     /// The greatest message key committed by this process.
     newest: i64,
@@ -504,6 +530,7 @@ impl State {
         })?;
         self.piece_messages = piece_messages;
         self.repeats.committed(&pieces, changes.filed, changes.new_repeats);
+        self.listing.committed(&self.shared.unfiled, changes.listed, changes.new_listed);
         *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
         self.newest = self.newest.max(changes.handed.last().map_or(0, |(newest, _)| *newest));
         self.shared.note_outstanding(changes.handed, changes.landed);
@@ -541,6 +568,9 @@ impl State {
             newly_ended: Vec::new(),
             repeats: &self.repeats,
             new_repeats: HashMap::new(),
+            listing: &self.listing,
+            unfiled: &self.shared.unfiled,
+            new_listed: listing::New::default(),
             attempted: false,
         };
         batch.begin_piece_if_due()?;
@@ -570,8 +600,19 @@ impl State {
             note(&batch.transaction, MINTED, batch.minter.last())?;
         }
         let filed = batch.repeats.file(&batch.transaction, &batch.pieces, batch.new_repeats.len())?;
-        let Batch { transaction, pieces, piece_messages, committed, handed, landed, newly_ended, new_repeats, .. } =
-            batch;
+        let listed = batch.listing.file(&batch.transaction, &batch.pieces, &batch.new_listed)?;
+        let Batch {
+            transaction,
+            pieces,
+            piece_messages,
+            committed,
+            handed,
+            landed,
+            newly_ended,
+            new_repeats,
+            new_listed,
+            ..
+        } = batch;
         step!("store.written");
         transaction.commit()?;
         step!("store.committed");
@@ -579,7 +620,8 @@ impl State {
             self.noted_at = Instant::now();
             self.noted = Some(watermark);
         }
-        Ok((pieces, piece_messages, Changes { committed, handed, landed, newly_ended, filed, new_repeats }))
+        let changes = Changes { committed, handed, landed, newly_ended, filed, new_repeats, listed, new_listed };
+        Ok((pieces, piece_messages, changes))
     }
 
     fn note_ended(&mut self, newly_ended: Vec<(i64, EndpointKey)>) {
@@ -618,6 +660,8 @@ struct Changes {
     newly_ended: Vec<(i64, EndpointKey)>,
     filed: usize,
     new_repeats: HashMap<repeats::Key, Seen>,
+    listed: usize,
+    new_listed: listing::New,
 }
 
 pub fn note(connection: &Connection, name: &str, value: i64) -> rusqlite::Result<()> {
