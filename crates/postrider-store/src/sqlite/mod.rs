@@ -8,6 +8,7 @@ mod accept;
 mod backup;
 mod callers;
 mod cancel;
+mod crowd;
 mod dead;
 mod doctor;
 mod expire;

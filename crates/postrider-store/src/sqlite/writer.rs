@@ -11,6 +11,7 @@
 
 use super::{
     OpenError, SqliteOptions,
+    crowd::Crowd,
     listing::{self, AttemptEntry, Listing, MessageEntry, Recent, Unfiled},
     outstanding::{HandOff, Outstanding},
     pieces::{Piece, Pieces, piece_of, time_of_key},
@@ -46,8 +47,9 @@ const OWED_PER_SETTLED: usize = 2;
 /// How long jobs that go in order are run in one batch, unless those that go first took longer.
 const BATCH_TIME_MAX: Duration = Duration::from_millis(20);
 
-/// How far apart commits are, at least, after one with so many jobs. Every commit writes the last page of each tree
-/// again, so that fewer and greater ones save processor time; a job that comes alone waits for nobody.
+/// How far apart commits are at most, after one with so many jobs; `Crowd` says when they may be nearer. Every commit writes
+/// the last page of each tree again, so that fewer and greater ones save processor time; a job that comes alone waits for
+/// nobody.
 fn gap_after(jobs: usize) -> Duration {
     match jobs {
         0 | 1 => Duration::ZERO,
@@ -301,6 +303,7 @@ impl Extend<Queued> for Waiting {
 pub struct Writer {
     jobs: Mutex<Option<Sender<Queued>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    crowd: Arc<Crowd>,
 }
 
 /// Hand-offs that were ended before their outcome was known, and the latest key at that time. If a try was on the wire
@@ -366,16 +369,18 @@ impl Writer {
             repeats,
             listing,
             ended: Ended::new(),
+            crowd: Arc::default(),
             newest: 0,
             noted_at: Instant::now(),
             noted: None,
             failing_since: None,
         };
+        let crowd = Arc::clone(&state.crowd);
         let thread = std::thread::Builder::new()
             .name("postrider-writer".into())
             .spawn(move || state.write_until_closed(&queue))
             .map_err(OpenError::Thread)?;
-        Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)) })
+        Ok(Self { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)), crowd })
     }
 
     /// Queues a job and waits until it is durable. If it goes wrong, nothing of its batch was written.
@@ -423,6 +428,8 @@ impl Writer {
         let call = Box::new(Call { run: Some(job), outcome: None, reply });
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.as_ref().ok_or(StoreError::Closed)?.send((turn, call)).map_err(|_| StoreError::Closed)?;
+        drop(jobs);
+        self.crowd.came();
         Ok(answer)
     }
 
@@ -461,6 +468,7 @@ struct State {
     repeats: Repeats,
     listing: Listing,
     ended: Ended,
+    crowd: Arc<Crowd>,
     /// The greatest message key committed by this process.
     newest: i64,
     noted_at: Instant,
@@ -478,6 +486,7 @@ impl State {
                 waiting.extend([next]);
             }
             let begun = Instant::now();
+            self.crowd.is_taken_along();
             waiting.extend(queue.try_iter());
             let changes = self.connection.total_changes();
             let result = self.commit(&mut waiting, &mut run);
@@ -490,8 +499,8 @@ impl State {
                 tracing::error!("the disk has failed every write for {DISK_PATIENCE:?}; nothing more is written");
                 return;
             }
-            if let Some(rest) = gap.checked_sub(begun.elapsed()) {
-                std::thread::sleep(rest);
+            if !gap.is_zero() {
+                self.crowd.wait_until(begun + gap);
             }
         }
         if let Err(error) = self.note_watermark_now() {
