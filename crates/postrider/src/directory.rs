@@ -140,6 +140,10 @@ impl Directory {
         if let Some(known) = &*self.event_types.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(known));
         }
+        Box::pin(self.read_event_layers()).await
+    }
+
+    async fn read_event_layers(&self) -> Result<Arc<EventLayers>, StoreError> {
         let generation = self.known.read().unwrap_or_else(PoisonError::into_inner).generation;
         let (mut layers, mut last) = (EventLayers::new(), None);
         loop {
@@ -181,7 +185,8 @@ impl Directory {
             }
             known.generation
         };
-        let Some(entry) = self.look_up(by).await?.map(Arc::new) else { return Ok(None) };
+        // What hardly ever happens lies in a box of its own: it is large, and all that know the answer would carry it along.
+        let Some(entry) = Box::pin(self.look_up(by)).await?.map(Arc::new) else { return Ok(None) };
         self.keep(&entry, generation);
         Ok(Some(entry))
     }
@@ -214,9 +219,12 @@ impl Directory {
         if let Some(entry) = self.endpoint_at_hand(endpoint) {
             return Ok(Some(entry));
         }
-        let Some(found) = self.store.endpoint_of_lane(endpoint).await? else { return Ok(None) };
-        let app = self.application(&By::Key(found.app)).await?;
-        Ok(app.and_then(|app| app.endpoints.iter().find(|entry| entry.key == endpoint).cloned()))
+        Box::pin(async {
+            let Some(found) = self.store.endpoint_of_lane(endpoint).await? else { return Ok(None) };
+            let app = self.application(&By::Key(found.app)).await?;
+            Ok(app.and_then(|app| app.endpoints.iter().find(|entry| entry.key == endpoint).cloned()))
+        })
+        .await
     }
 
     /// The same, if it need not be read first.

@@ -42,10 +42,10 @@ use url::Url;
 pub type Cargo = Arc<Letter>;
 
 /// The number of the try, counted from 1 in each cycle.
-const ATTEMPT_HEADER: &str = "webhook-attempt";
+const ATTEMPT_HEADER: HeaderName = HeaderName::from_static("webhook-attempt");
 
 /// Which number the message has among those of its ordering key, or of a FIFO endpoint: counted from 1, without gaps.
-const SEQUENCE_HEADER: &str = "webhook-sequence";
+const SEQUENCE_HEADER: HeaderName = HeaderName::from_static("webhook-sequence");
 
 /// Whose delivery it is. A request for a new message that bears our own is one of ours that came back.
 pub const LOOP_HEADER: HeaderName = HeaderName::from_static("postrider-loop");
@@ -57,8 +57,8 @@ const KEPT_ACROSS_HOSTS: [HeaderName; 9] = [
     HeaderName::from_static(WEBHOOK_HEADERS.timestamp),
     HeaderName::from_static(SVIX_HEADERS.id),
     HeaderName::from_static(SVIX_HEADERS.timestamp),
-    HeaderName::from_static(ATTEMPT_HEADER),
-    HeaderName::from_static(SEQUENCE_HEADER),
+    ATTEMPT_HEADER,
+    SEQUENCE_HEADER,
     header::USER_AGENT,
     header::CONTENT_TYPE,
 ];
@@ -210,7 +210,7 @@ impl Carrier {
                 };
                 match &endpoint.oauth {
                     None => self.post.post(request).await,
-                    Some(oauth) => self.exchange_with_token(endpoint, oauth, request, now).await,
+                    Some(oauth) => Box::pin(self.exchange_with_token(endpoint, oauth, request, now)).await,
                 }
             }
             Err(_) => Exchange::forbidden(),
@@ -295,10 +295,10 @@ impl Carrier {
             }
         }
         headers.insert(LOOP_HEADER, self.deployment.clone());
-        headers.insert(HeaderName::from_static(ATTEMPT_HEADER), HeaderValue::from(parcel.progress.attempts + 1));
+        headers.insert(ATTEMPT_HEADER, HeaderValue::from(parcel.progress.attempts + 1));
         let sequence = parcel.cargo.sequences.iter().find(|(endpoint, _)| *endpoint == parcel.id.endpoint);
         if let Some((_, number)) = sequence {
-            headers.insert(HeaderName::from_static(SEQUENCE_HEADER), HeaderValue::from(*number));
+            headers.insert(SEQUENCE_HEADER, HeaderValue::from(*number));
         }
         headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("Postrider/", env!("CARGO_PKG_VERSION"))));
         let content_type = match &parcel.cargo.content_type {

@@ -284,7 +284,8 @@ impl Transport {
                 Err(unanswered) => return Err(unanswered.failure),
             }
         }
-        let line = self.open(way, deadlines, *connection).await?;
+        // In a box of its own: it is large, and those that find a connection would carry it along.
+        let line = Box::pin(self.open(way, deadlines, *connection)).await?;
         self.send_on(line, way, headers, body, deadlines).await.map_err(|unanswered| unanswered.failure)
     }
 
