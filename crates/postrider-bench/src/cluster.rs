@@ -19,10 +19,9 @@ use crate::server::{Server, Stop, Store};
 use crate::settings::Scenario;
 
 impl Bench {
-    /// `None` if nothing of it was asked for.
-    pub async fn on_postgres(&mut self) -> Result<Option<OnPostgres>> {
+    pub async fn on_postgres(&mut self) -> Result<()> {
         if !self.settings.scenarios.iter().any(|scenario| scenario.is_on_postgres()) {
-            return Ok(None);
+            return Ok(());
         }
         let (mut one_node, mut three_nodes) = (vec![], vec![]);
         for round in 1..=self.settings.runs {
@@ -35,38 +34,36 @@ impl Bench {
                 }
             }
         }
-        let mut figures = OnPostgres {
-            one_node: Series::of(one_node),
-            three_nodes: Series::of(three_nodes),
-            ..OnPostgres::default()
-        };
+        let figures = self.postgres();
+        (figures.one_node, figures.three_nodes) = (Series::of(one_node), Series::of(three_nodes));
         let store = Store::Postgres { nodes: 1 };
         if self.wants(Scenario::PgFinished) {
             let grown = self.growth_finished(store, self.settings.sizes.pg_finished).await;
-            figures.finished = Some(grown.context("measuring with finished deliveries in PostgreSQL")?);
+            self.postgres().finished = Some(grown.context("measuring with finished deliveries in PostgreSQL")?);
         }
         if self.wants(Scenario::PgWaiting) {
             let waiting = Waiting { count: self.settings.sizes.pg_waiting, rules: PATIENT, failures_each: 1 };
             let grown = self.growth_by_failing(store, waiting).await;
-            figures.waiting = Some(grown.context("measuring with waiting retries in PostgreSQL")?);
+            self.postgres().waiting = Some(grown.context("measuring with waiting retries in PostgreSQL")?);
         }
         if self.wants(Scenario::PgEndpoints) {
             let grown = self.growth_endpoints(store, self.settings.sizes.growth_endpoints).await;
-            figures.endpoints = Some(grown.context("measuring with many endpoints in PostgreSQL")?);
+            self.postgres().endpoints = Some(grown.context("measuring with many endpoints in PostgreSQL")?);
         }
         for (scenario, fill) in [(Scenario::PgCurveFinished, Fill::Finished), (Scenario::PgCurveWaiting, Fill::Waiting)]
         {
             if self.wants(scenario) {
                 let curve = Curve::measure(self, store, fill).await;
-                figures.curves.push(curve.context("measuring while PostgreSQL is filled")?);
+                self.postgres().curves.push(curve.context("measuring while PostgreSQL is filled")?);
             }
         }
         if self.wants(Scenario::PgForgetting) {
             let forgetting = Forgetting::measure(self, store).await;
-            figures.forgetting = Some(forgetting.context("measuring while history in PostgreSQL is forgotten")?);
+            self.postgres().forgetting =
+                Some(forgetting.context("measuring while history in PostgreSQL is forgotten")?);
         }
         if self.wants(Scenario::PgTakeOver) {
-            figures.take_over = Some(self.take_over().await.context("measuring a node's end")?);
+            self.postgres().take_over = Some(self.take_over().await.context("measuring a node's end")?);
         }
         if self.wants(Scenario::PgIdle) {
             for nodes in [1, NODES] {
@@ -76,18 +73,22 @@ impl Bench {
                     runs.push(self.rest(nodes).await.context("measuring idle nodes")?);
                 }
                 let series = Series::of(runs).context("no run was asked for")?;
-                figures.idle.push(Rest { nodes, series });
+                self.postgres().idle.push(Rest { nodes, series });
             }
         }
         if self.wants(Scenario::PgLooking) {
             let looking = Looking::measure(self, store).await;
-            figures.looking = Some(looking.context("measuring the dashboard on PostgreSQL")?);
+            self.postgres().looking = Some(looking.context("measuring the dashboard on PostgreSQL")?);
         }
         if self.wants(Scenario::PgGateway) {
             let gateway = Gateway::measure(self, store).await;
-            figures.gateway = Some(gateway.context("measuring a source on PostgreSQL")?);
+            self.postgres().gateway = Some(gateway.context("measuring a source on PostgreSQL")?);
         }
-        Ok(Some(figures))
+        Ok(())
+    }
+
+    fn postgres(&mut self) -> &mut OnPostgres {
+        self.figures.postgres.get_or_insert_default()
     }
 
     async fn end_to_end(&mut self, nodes: usize) -> Result<LoadRun> {

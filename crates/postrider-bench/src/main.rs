@@ -48,7 +48,7 @@ use crate::database::Accounts;
 use crate::process::Machine;
 use crate::progress::Progress;
 use crate::receiver::{Place, Receiver};
-use crate::report::{Faults, Outcome, Report, judge};
+use crate::report::{Faults, Figures, Outcome, Report, judge};
 use crate::scenarios::Bench;
 use crate::server::Launcher;
 use crate::settings::{Scenario, Settings, Sizes};
@@ -203,18 +203,14 @@ fn main() -> Result<ExitCode> {
             let report = runtime.block_on(async {
                 let interrupted = interruption()?;
                 let outside = args.outside().await?;
-                // On an interruption the benchmark is dropped where it stands, and with it its servers and folders.
-                let report = tokio::select! {
-                    report = benchmark(&args, outside.clone()) => report,
-                    () = interrupted => Err(anyhow!("interrupted")),
-                };
+                let report = benchmark(&args, outside.clone(), interrupted).await;
                 if let Some(outside) = outside {
                     outside.clean_up().await;
                 }
                 report
             })?;
             print!("{}", report.to_text());
-            Ok(if report.faults.any() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+            Ok(if report.faults.any() || report.ended.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
     }
 }
@@ -237,7 +233,7 @@ fn interruption() -> Result<impl Future<Output = ()>> {
     })
 }
 
-async fn benchmark(args: &Args, outside: Option<Arc<Outside>>) -> Result<Report> {
+async fn benchmark(args: &Args, outside: Option<Arc<Outside>>, interrupted: impl Future) -> Result<Report> {
     let settings = Settings {
         runs: usize::from(args.runs),
         seconds: args.seconds,
@@ -277,17 +273,28 @@ async fn benchmark(args: &Args, outside: Option<Arc<Outside>>) -> Result<Report>
         outside,
         receiver: Receiver::start(&place).await?,
         progress,
+        figures: Figures::default(),
         faults: Faults::default(),
         late_wanted: 0,
     };
-    let figures = bench.run().await?;
+    // On an interruption what is being measured is dropped where it stands, and with it its servers and folders.
+    let outcome = tokio::select! {
+        outcome = bench.run() => outcome,
+        _ = interrupted => Err(anyhow!("interrupted")),
+    };
     bench.progress.finish();
-    let mut verdicts = judge(&figures, bench.faults, bench.settings.is_on_sqlite());
+    let (figures, faults) = (std::mem::take(&mut bench.figures), bench.all_faults());
+    let ended = match outcome {
+        Ok(()) => None,
+        Err(error) if figures.are_none() => return Err(error),
+        Err(error) => Some(format!("{error:#}")),
+    };
+    let mut verdicts = judge(&figures, faults, bench.settings.is_on_sqlite());
     if bench.outside.is_some() {
         verdicts.retain(|verdict| verdict.outcome != Outcome::NotMeasured);
     }
     let commit = commit().await;
-    let report = Report { machine, commit, server, settings: bench.settings, figures, faults: bench.faults, verdicts };
+    let report = Report { machine, commit, server, settings: bench.settings, ended, figures, faults, verdicts };
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("writing {}", path.display()))?;
     }

@@ -1,4 +1,4 @@
-//! Shows on stderr what is going on; silent where nobody watches.
+//! Shows on stderr what is going on: a bar where somebody watches, otherwise a line for each step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,10 @@ impl Progress {
 
     pub fn step(&self, name: &str) {
         self.bar.inc(1);
+        if self.bar.is_hidden() {
+            let (position, steps) = (self.bar.position(), self.bar.length().unwrap_or_default());
+            eprintln!("{position}/{steps} after {:.0?}: {name}", self.bar.elapsed());
+        }
         self.bar.set_message("");
         self.bar.set_prefix(name.to_owned());
     }

@@ -30,64 +30,74 @@ pub struct Bench {
     pub outside: Option<Arc<Outside>>,
     pub receiver: Receiver,
     pub progress: Progress,
+    /// What is measured so far: it is told also if the rest cannot be measured.
+    pub figures: Figures,
     pub faults: Faults,
     /// Arrivals after the end of their measurement that are part of the story.
     pub late_wanted: u64,
 }
 
 impl Bench {
-    pub async fn run(&mut self) -> Result<Figures> {
-        let mut figures = self.rounds().await?;
+    pub async fn run(&mut self) -> Result<()> {
+        self.rounds().await?;
         if self.wants(Scenario::GrowthFinished) {
-            figures.growth_finished = Some(
+            self.figures.growth_finished = Some(
                 self.growth_finished(Store::Sqlite, self.settings.sizes.growth_finished)
                     .await
                     .context("measuring with finished deliveries in the store")?,
             );
         }
         if self.wants(Scenario::GrowthWaiting) {
-            figures.growth_waiting =
+            self.figures.growth_waiting =
                 Some(self.growth_waiting().await.context("measuring with waiting retries in the store")?);
         }
         if self.wants(Scenario::GrowthEndpoints) {
             let grown = self.growth_endpoints(Store::Sqlite, self.settings.sizes.growth_endpoints).await;
-            figures.growth_endpoints = Some(grown.context("measuring with many endpoints in the store")?);
+            self.figures.growth_endpoints = Some(grown.context("measuring with many endpoints in the store")?);
         }
         for (scenario, fill) in [(Scenario::CurveFinished, Fill::Finished), (Scenario::CurveWaiting, Fill::Waiting)] {
             if self.wants(scenario) {
                 let curve = Curve::measure(self, Store::Sqlite, fill).await;
-                figures.curves.push(curve.context("measuring while a store is filled")?);
+                self.figures.curves.push(curve.context("measuring while a store is filled")?);
             }
         }
         if self.wants(Scenario::Forgetting) {
             let forgetting = Forgetting::measure(self, Store::Sqlite).await;
-            figures.forgetting = Some(forgetting.context("measuring while history is forgotten")?);
+            self.figures.forgetting = Some(forgetting.context("measuring while history is forgotten")?);
         }
         if self.wants(Scenario::Isolation) {
-            figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
+            self.figures.isolation = Some(self.isolation().await.context("measuring isolation")?);
         }
         if self.wants(Scenario::IsolationHundred) {
             let crowd = Crowd::measure(self, Mix::HUNDRED).await;
-            figures.hundred = Some(crowd.context("measuring beside endpoints that hang")?);
+            self.figures.hundred = Some(crowd.context("measuring beside endpoints that hang")?);
         }
         if self.wants(Scenario::IsolationThousand) {
             let crowd = Crowd::measure(self, Mix::THOUSAND).await;
-            figures.crowd = Some(crowd.context("measuring beside a great many bad endpoints")?);
+            self.figures.crowd = Some(crowd.context("measuring beside a great many bad endpoints")?);
         }
         if self.wants(Scenario::Parking) {
-            figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
+            self.figures.parking = Some(self.parking().await.context("measuring a parked lane")?);
         }
         if self.wants(Scenario::Looking) {
             let looking = Looking::measure(self, Store::Sqlite).await;
-            figures.looking = Some(looking.context("measuring the dashboard")?);
+            self.figures.looking = Some(looking.context("measuring the dashboard")?);
         }
         if self.wants(Scenario::Gateway) {
-            figures.gateway = Some(Gateway::measure(self, Store::Sqlite).await.context("measuring a source")?);
+            self.figures.gateway = Some(Gateway::measure(self, Store::Sqlite).await.context("measuring a source")?);
         }
-        figures.postgres = self.on_postgres().await?;
-        self.faults.duplicated += self.receiver.late() - self.late_wanted;
-        self.faults.damaged += self.receiver.damaged();
-        Ok(figures)
+        self.on_postgres().await
+    }
+
+    /// What may not happen, in all that was sent until now.
+    pub fn all_faults(&self) -> Faults {
+        let Faults { lost, duplicated, misnamed, damaged } = self.faults;
+        Faults {
+            lost,
+            duplicated: duplicated + (self.receiver.late() - self.late_wanted),
+            misnamed,
+            damaged: damaged + self.receiver.damaged(),
+        }
     }
 
     pub fn wants(&self, scenario: Scenario) -> bool {
@@ -95,7 +105,7 @@ impl Bench {
     }
 
     /// All that is compared with the floor, round by round, so that what else goes on in the machine touches both sides.
-    async fn rounds(&mut self) -> Result<Figures> {
+    async fn rounds(&mut self) -> Result<()> {
         let duration = self.settings.duration();
         let large_len = usize::try_from(self.settings.sizes.large_bytes)?;
         let (mut floors, mut floors_large, mut idles, mut many) = (vec![], vec![], vec![], (vec![], vec![]));
@@ -127,7 +137,8 @@ impl Bench {
                 idles.push(self.idle().await.context("measuring an idle server")?);
             }
         }
-        let mut figures = Figures { floor: Series::of(floors), idle: Series::of(idles), ..Figures::default() };
+        let figures = &mut self.figures;
+        (figures.floor, figures.idle) = (Series::of(floors), Series::of(idles));
         if !many.0.is_empty() {
             figures.many_endpoints = Some(Sides::of(many)?);
         }
@@ -149,7 +160,7 @@ impl Bench {
                 _ => figures.end_to_end = series,
             }
         }
-        Ok(figures)
+        Ok(())
     }
 
     /// What is measured on an empty server, once in each round.

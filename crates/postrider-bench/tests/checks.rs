@@ -58,6 +58,24 @@ fn a_server_that_is_wrong_fails() {
 }
 
 #[test]
+fn what_was_measured_is_told_also_if_the_rest_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    // The stub has no sources.
+    let output =
+        bench(folder.path(), "none", &["--only", "floor,end-to-end,gateway", "--json", json.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("ended before all was measured**: measuring a source") && text.contains("| end to end |"),
+        "{text}"
+    );
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(report["figures"]["end_to_end"]["median"]["delivered"].as_u64().unwrap() > 0);
+    assert!(report["ended"].as_str().unwrap().starts_with("measuring a source"), "{}", report["ended"]);
+}
+
+#[test]
 fn a_missing_server_is_named_with_what_to_do() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_postrider-bench")).args(["--server", "/nowhere/postrider"]).output().unwrap();

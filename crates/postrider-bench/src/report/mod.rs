@@ -27,6 +27,8 @@ pub struct Report {
     pub commit: Option<String>,
     pub server: String,
     pub settings: Settings,
+    /// Why it ended before all was measured, if it did.
+    pub ended: Option<String>,
     pub figures: Figures,
     pub faults: Faults,
     pub verdicts: Vec<Verdict>,
@@ -58,6 +60,12 @@ pub struct Figures {
     pub looking: Option<Looking>,
     pub gateway: Option<Gateway>,
     pub postgres: Option<OnPostgres>,
+}
+
+impl Figures {
+    pub fn are_none(&self) -> bool {
+        serde_json::to_value(self).ok() == serde_json::to_value(Figures::default()).ok()
+    }
 }
 
 /// Each figure's own median, least and greatest: the median rate and the median latency may come from different runs.

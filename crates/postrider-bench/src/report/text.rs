@@ -20,6 +20,9 @@ impl Report {
             self.settings.runs,
             self.settings.seconds
         );
+        if let Some(why) = &self.ended {
+            let _ = writeln!(text, "**It ended before all was measured**: {why}\n");
+        }
         if self.settings.is_on_sqlite() {
             text += &self.load_table();
         }
