@@ -4,6 +4,7 @@
 //! time, so that their trees and indexes stay small whatever the store has seen, and so that what is too old
 //! is dropped as a whole. A message and all its attempts live in the piece that was open when it was accepted.
 
+use super::writer::{note, noted};
 use crate::step;
 use rusqlite::{Connection, Transaction};
 
@@ -442,29 +443,65 @@ pub fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-/// Brings the database to `VERSION`, one committed step at a time: killed in between, it goes on from there.
+/// Brings the database to `VERSION`, in committed steps: killed in between, it goes on from there. A version's own tables and its
+/// number come first, so that no older binary takes what is half done for its own; then its pieces, one with each step, since
+/// there can be much in them.
 pub fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
-    while let Some(migration) = usize::try_from(version(connection)?).ok().and_then(|at| MIGRATIONS.get(at)) {
-        let step = connection.transaction()?;
-        let next = version(&step)? + 1;
-        step.execute_batch(migration.tables)?;
-        for number in piece_numbers(&step, next)? {
-            step.execute_batch(&migration.each_piece.replace("{n}", &number.to_string()))?;
-        }
-        step.pragma_update(None, "user_version", next)?;
-        step!("migration.step");
-        step.commit()?;
-        step!("migration.done");
-    }
+    while migrate_a_step(connection)? {}
     Ok(())
 }
 
-/// The pieces that were made by an earlier version; there are none before the first.
-fn piece_numbers(step: &Transaction<'_>, version: i64) -> rusqlite::Result<Vec<i64>> {
-    if version == 1 {
-        return Ok(Vec::new());
-    }
-    step.prepare("SELECT number FROM piece")?.query_map([], |row| row.get(0))?.collect()
+/// False if there was nothing to do.
+fn migrate_a_step(connection: &mut Connection) -> rusqlite::Result<bool> {
+    let version = version(connection)?;
+    let step = match pieces_are_left(connection)? {
+        false if version >= VERSION => return Ok(false),
+        false => {
+            let step = connection.transaction()?;
+            let migration = migration_to(version + 1);
+            step.execute_batch(migration.tables)?;
+            step.pragma_update(None, "user_version", version + 1)?;
+            if !migration.each_piece.is_empty() {
+                note(&step, MIGRATED, 0)?;
+            }
+            step
+        }
+        true => {
+            let step = connection.transaction()?;
+            match next_piece(&step)? {
+                Some(number) => {
+                    let statements = migration_to(version).each_piece;
+                    step.execute_batch(&statements.replace("{n}", &number.to_string()))?;
+                    note(&step, MIGRATED, number)?;
+                }
+                None => {
+                    step.execute("DELETE FROM note WHERE name = ?1", [MIGRATED])?;
+                }
+            }
+            step
+        }
+    };
+    step!("migration.step");
+    step.commit()?;
+    step!("migration.done");
+    Ok(true)
+}
+
+/// While pieces are brought to the database's version: the last of them that was.
+const MIGRATED: &str = "migrated_piece";
+
+fn migration_to(version: i64) -> &'static Migration {
+    let at = usize::try_from(version - 1).expect("a version is counted from 1");
+    MIGRATIONS.get(at).expect("a newer version was refused before")
+}
+
+fn pieces_are_left(connection: &Connection) -> rusqlite::Result<bool> {
+    Ok(version(connection)? > 0 && noted(connection, MIGRATED)?.is_some())
+}
+
+fn next_piece(step: &Transaction<'_>) -> rusqlite::Result<Option<i64>> {
+    let last = noted(step, MIGRATED)?.unwrap_or(0);
+    step.query_row("SELECT min(number) FROM piece WHERE number > ?1", [last], |row| row.get(0))
 }
 
 pub fn create_piece(transaction: &Transaction<'_>, number: i64, first_key: i64) -> rusqlite::Result<()> {
@@ -482,23 +519,29 @@ mod tests {
         AppKey, EndpointKey, MessageKey, Timestamp,
         policy::{DeathReason, DisableReason, Health, Ordering},
     };
-    use std::time::Duration;
+    use std::{path::Path, time::Duration};
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
     /// A database as the first version left it, with something in every table, and the keys of its messages.
     fn first_version(connection: &Connection) -> [i64; 4] {
         connection.execute_batch(FIRST).unwrap();
-        connection.execute_batch(&PIECE.replace("{n}", "1")).unwrap();
+        for number in [1, 2] {
+            let piece = "ALTER TABLE attempt_{n} DROP COLUMN late; ALTER TABLE attempt_{n} DROP COLUMN late_why;
+                 ALTER TABLE attempt_{n} DROP COLUMN headers;
+                 DROP TABLE by_app_{n}; DROP TABLE by_endpoint_{n}; DROP TABLE idempotency_{n};
+                 CREATE TABLE idempotency_{n} (
+                     key BLOB PRIMARY KEY, message INTEGER NOT NULL, request BLOB NOT NULL
+                 ) WITHOUT ROWID;
+                 CREATE INDEX message_{n}_app ON message_{n} (app);
+                 CREATE INDEX attempt_{n}_endpoint ON attempt_{n} (endpoint, key, class);";
+            for statements in [PIECE, piece] {
+                connection.execute_batch(&statements.replace("{n}", &number.to_string())).unwrap();
+            }
+        }
         connection
             .execute_batch(
-                "ALTER TABLE attempt_1 DROP COLUMN late; ALTER TABLE attempt_1 DROP COLUMN late_why;
-                 ALTER TABLE attempt_1 DROP COLUMN headers;
-                 DROP TABLE by_app_1; DROP TABLE by_endpoint_1; DROP TABLE idempotency_1;
-                 CREATE TABLE idempotency_1 (key BLOB PRIMARY KEY, message INTEGER NOT NULL, request BLOB NOT NULL) WITHOUT ROWID;
-                 CREATE INDEX message_1_app ON message_1 (app);
-                 CREATE INDEX attempt_1_endpoint ON attempt_1 (endpoint, key, class);
-                 PRAGMA user_version = 1;
+                "PRAGMA user_version = 1;
                  INSERT INTO piece VALUES (1, 0, 0);
                  INSERT INTO application VALUES (10, 3, 'acme', 'Acme', 7, '{\"a\":\"b\"}', 1, 2, NULL);
                  INSERT INTO endpoint VALUES
@@ -530,6 +573,7 @@ mod tests {
                     .unwrap();
             }
         }
+        connection.execute("INSERT INTO piece VALUES (2, ?1, 0)", [keys[3] + 1]).unwrap();
         let minted = (keys[3] + 122).to_be_bytes();
         connection.execute("INSERT INTO note VALUES ('minted_through', ?1)", [minted]).unwrap();
         connection.execute("INSERT INTO event_id_1 VALUES (10, 'evt', ?1)", [keys[0]]).unwrap();
@@ -553,12 +597,28 @@ mod tests {
         keys
     }
 
+    /// Also if the start that was to bring it up to date was killed between two of its steps.
     #[tokio::test]
     async fn what_the_first_version_stored_is_read_right() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("postrider.db");
-        let keys = first_version(&Connection::open(&file).unwrap()).map(MessageKey::new);
-        let store = SqliteStore::open(folder.path(), NOW).unwrap();
+        let mut killed_after = 0;
+        loop {
+            let folder = tempfile::tempdir().unwrap();
+            let mut raw = Connection::open(folder.path().join("postrider.db")).unwrap();
+            let keys = first_version(&raw).map(MessageKey::new);
+            let was_whole = (0..killed_after).any(|_| !migrate_a_step(&mut raw).unwrap());
+            drop(raw);
+            is_read_right(folder.path(), keys).await;
+            if was_whole {
+                break;
+            }
+            killed_after += 1;
+        }
+        assert!(killed_after > MIGRATIONS.len(), "{killed_after}");
+    }
+
+    async fn is_read_right(folder: &Path, keys: [MessageKey; 4]) {
+        let file = folder.join("postrider.db");
+        let store = SqliteStore::open(folder, NOW).unwrap();
         let (app, on, off) = (AppKey::new(10), EndpointKey::new(20), EndpointKey::new(21));
 
         let application = store.application(By::Uid("acme".to_owned())).await.unwrap().unwrap();
