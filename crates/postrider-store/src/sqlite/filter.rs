@@ -12,6 +12,8 @@ pub struct Filter {
     mask: u64,
 }
 
+/// Of a filter that is stored. It changes with whatever says which bits a key sets: by another rule, one would deny what it holds.
+const FORMAT: u8 = 1;
 const BITS_PER_KEY: usize = 12;
 const PROBES: u64 = 6;
 
@@ -23,14 +25,15 @@ impl Filter {
 
     /// As `to_bytes` wrote it; `None` if it did not.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (words, rest) = bytes.as_chunks::<8>();
+        let (words, rest) = bytes.strip_prefix(&[FORMAT])?.as_chunks::<8>();
         let is_whole = rest.is_empty() && words.len().is_power_of_two();
         let bits: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         is_whole.then(|| Self { mask: bits.len() as u64 * 64 - 1, bits })
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.bits.iter().flat_map(|word| word.to_le_bytes()).collect()
+        let words = self.bits.iter().flat_map(|word| word.to_le_bytes());
+        std::iter::once(FORMAT).chain(words).collect()
     }
 
     pub fn insert(&mut self, key: &Key) {
@@ -71,7 +74,7 @@ mod tests {
         assert!(held.iter().all(|key| filter.may_hold(key)));
         let read = Filter::from_bytes(&filter.to_bytes()).expect("as it was written");
         assert!(held.iter().chain(&others).all(|key| read.may_hold(key) == filter.may_hold(key)));
-        for bytes in [&[][..], &[0; 7], &[0; 24]] {
+        for bytes in [&[][..], &[FORMAT; 8], &[FORMAT; 25], &[FORMAT + 1; 17]] {
             assert!(Filter::from_bytes(bytes).is_none(), "{bytes:?}");
         }
         let claimed = others.iter().filter(|key| filter.may_hold(key)).count();

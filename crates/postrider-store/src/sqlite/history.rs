@@ -2,7 +2,7 @@
 
 use super::{
     accept::unpack,
-    listing::{self, AttemptEntry, Recent, Run, in_reading_order},
+    listing::{self, AttemptEntry, FiledThrough, Recent, Run, in_reading_order},
     pieces::{Piece, first_key_at, piece_of, time_of_key},
 };
 use crate::{
@@ -376,7 +376,7 @@ const IS_DELIVERED: &str =
 pub fn stats(
     connection: &Connection,
     pieces: &[Piece],
-    (endpoint, recent): (EndpointKey, &Recent<AttemptEntry>),
+    (endpoint, filed): (EndpointKey, FiledThrough),
     (since, until): (Timestamp, Timestamp),
     outstanding: &[i64],
 ) -> rusqlite::Result<Stats> {
@@ -384,7 +384,7 @@ pub fn stats(
     let (from, to) = (first_key_at(since), first_key_at(until));
     let mut stats = Stats::default();
     let delivered = class_code(Class::Delivered);
-    stats.success = listing::count_messages_tried(&snapshot, pieces, (endpoint, recent), (from, to), delivered)?;
+    stats.success = listing::count_messages_tried(&snapshot, pieces, (endpoint, filed), (from, to), delivered)?;
     (stats.pending, stats.sending) = snapshot
         .prepare_cached(
             "SELECT count(*) FILTER (WHERE attempts + cycle = 0), count(*) FILTER (WHERE attempts + cycle > 0)

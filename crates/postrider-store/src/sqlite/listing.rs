@@ -1,7 +1,7 @@
 //! By what messages and attempts are listed: by their application, and by their endpoint.
 //!
 //! An index that is kept in place costs every commit a page for each application and each endpoint that it has something
-//! of, which came to two thirds of all that was written. So what is new is remembered here, and filed later, sorted, a
+//! of: with thousands of them that is nearly all it writes. So what is new is remembered here, and filed later, sorted, a
 //! slice with each commit: a page then takes many entries at once. Up to which message everything is filed is noted;
 //! what came after it is read again at a start.
 //!
@@ -18,8 +18,8 @@ use crate::{Order, rows::paging::Span};
 use postrider_engine::{AppKey, EndpointKey, MessageKey};
 use rusqlite::{Connection, Row};
 use std::{
-    ops::ControlFlow,
-    sync::{Mutex, MutexGuard, PoisonError},
+    ops::{ControlFlow, Range},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,6 +72,10 @@ struct Behind {
     newest_attempt: i64,
 }
 
+/// Every message up to this one is filed, with all its attempts.
+#[derive(Clone, Copy, Debug)]
+pub struct FiledThrough(i64);
+
 /// What one application or one endpoint has of it.
 pub struct Recent<T> {
     through: i64,
@@ -92,6 +96,10 @@ impl Unfiled {
         let own = behind.attempts.iter().filter(|entry| entry.endpoint == endpoint.raw());
         let entries = own.copied().collect();
         Recent { through: behind.through, newest_attempt: behind.newest_attempt, entries }
+    }
+
+    pub fn filed_through(&self) -> FiledThrough {
+        FiledThrough(self.lock().through)
     }
 
     /// No message that is listed from now on, and is not yet, has a smaller key.
@@ -263,34 +271,32 @@ pub enum Run {
     Recent,
 }
 
-/// Of how many messages with keys in `from..to` there is such an attempt by this endpoint.
+/// Of how many messages with keys in `from..to` there is such an attempt by this endpoint, in a snapshot that is no older than `filed`.
 pub fn count_messages_tried(
-    connection: &Connection,
+    snapshot: &Connection,
     pieces: &[Piece],
-    (endpoint, recent): (EndpointKey, &Recent<AttemptEntry>),
+    (endpoint, FiledThrough(filed)): (EndpointKey, FiledThrough),
     (from, to): (i64, i64),
     class: i64,
 ) -> rusqlite::Result<u64> {
-    let span = Span { low: from - 1, high: to.min(recent.through.saturating_add(1)), reading: Order::Ascending };
+    let in_lists = "SELECT count(DISTINCT listed_message) FROM by_endpoint_{n}
+        WHERE owner = ?1 AND listed >= ?2 AND listed_class = ?4 AND listed_message >= ?2 AND listed_message < ?3";
+    // Few enough to look at all: they fit into memory.
+    let past_them = "SELECT count(DISTINCT message) FROM attempt_{n}
+        WHERE endpoint = ?1 AND message >= ?2 AND message < ?3 AND class = ?4";
     let mut counted = 0;
-    for piece in in_reading_order(pieces, &span) {
-        let sql = "SELECT count(DISTINCT listed_message) FROM by_endpoint_{n}
-            WHERE owner = ?1 AND listed >= ?2 AND listed_class = ?4 AND listed_message >= ?2 AND listed_message < ?3";
-        let found: u64 =
-            piece.prepare(connection, sql)?.query_row((endpoint.raw(), from, span.high, class), |row| row.get(0))?;
-        counted += found;
+    for (sql, from, to) in
+        [(in_lists, from, to.min(filed.saturating_add(1))), (past_them, from.max(filed.saturating_add(1)), to)]
+    {
+        let span = Span { low: from - 1, high: to, reading: Order::Ascending };
+        for piece in in_reading_order(pieces, &span) {
+            let found: u64 =
+                piece.prepare(snapshot, sql)?.query_row((endpoint.raw(), from, to, class), |row| row.get(0))?;
+            counted += found;
+        }
     }
-    let is_counted = |entry: &&AttemptEntry| {
-        entry.class == class && (from..to).contains(&entry.message) && piece_of(pieces, entry.message).is_some()
-    };
-    let mut messages: Vec<i64> = recent.entries.iter().filter(is_counted).map(|entry| entry.message).collect();
-    messages.sort_unstable();
-    messages.dedup();
-    Ok(counted + messages.len() as u64)
+    Ok(counted)
 }
-
-/// So many are filed with one commit, or twice as many as it brings, if that is more.
-const SLICE: usize = 256;
 
 const FILED: &str = "listed_through";
 
@@ -298,6 +304,9 @@ const FILED: &str = "listed_through";
 pub struct Listing {
     /// So many are remembered before they are filed. The more, the fewer pages each slice of them touches.
     recent_max: usize,
+    slice: usize,
+    /// As they were when last something was committed.
+    pieces: Pieces,
     through: i64,
     /// What is being filed are the messages up to this one, and their attempts. Those that come later are filed at once.
     filing_through: i64,
@@ -311,7 +320,7 @@ impl Listing {
     /// Reads again what came in and was not filed when the last run ended.
     pub fn recall(
         connection: &Connection,
-        pieces: &[Piece],
+        pieces: &Pieces,
         minted: i64,
         options: SqliteOptions,
         unfiled: &Unfiled,
@@ -338,6 +347,8 @@ impl Listing {
         }
         let mut listing = Self {
             recent_max: options.listed_recent_max,
+            slice: options.filed_at_once,
+            pieces: Arc::clone(pieces),
             through,
             filing_through: through,
             messages: Vec::new(),
@@ -347,7 +358,7 @@ impl Listing {
         let mut behind = unfiled.lock();
         (behind.through, behind.newest_attempt) = (through, minted);
         drop(behind);
-        listing.committed(unfiled, 0, new);
+        listing.committed(unfiled, pieces, 0, new);
         Ok(listing)
     }
 
@@ -362,7 +373,7 @@ impl Listing {
     /// Files the next slice and tells how many that were. `new`: what this commit brings.
     pub fn file(&self, connection: &Connection, pieces: &Pieces, new: &New) -> rusqlite::Result<usize> {
         let left = self.len() - self.filed;
-        let slice = self.filed..self.filed + left.min(SLICE.max(2 * new.len()));
+        let slice = self.filed..self.filed + left.min(self.slice.max(2 * new.len()));
         let of_attempts = |index: usize| index.saturating_sub(self.messages.len());
         let mut insert = OnPieces::new(connection, "INSERT OR IGNORE INTO by_app_{n} VALUES (?1, ?2)");
         for entry in &self.messages[slice.start.min(self.messages.len())..slice.end.min(self.messages.len())] {
@@ -383,7 +394,7 @@ impl Listing {
     }
 
     /// What was filed and what came new is committed.
-    pub fn committed(&mut self, unfiled: &Unfiled, filed: usize, new: New) {
+    pub fn committed(&mut self, unfiled: &Unfiled, pieces: &Pieces, filed: usize, new: New) {
         let mut behind = unfiled.lock();
         let through = self.through;
         behind.newest_attempt =
@@ -391,6 +402,11 @@ impl Listing {
         behind.messages.extend(new.messages);
         behind.attempts.extend(new.attempts.into_iter().filter(|entry| entry.message > through));
         self.filed += filed;
+        let hidden = hidden(&self.pieces, pieces);
+        if !hidden.is_empty() {
+            self.forget(&mut behind, |message| hidden.iter().any(|keys| keys.contains(&message)));
+        }
+        self.pieces = Arc::clone(pieces);
         if self.filed == self.len() && self.filing_through > self.through {
             self.through = self.filing_through;
             (self.filed, self.messages, self.attempts) = (0, Vec::new(), Vec::new());
@@ -413,9 +429,33 @@ impl Listing {
         }
     }
 
+    /// Drops what lay in a piece that is gone: it would be counted, and be filed with the piece before.
+    fn forget(&mut self, behind: &mut Behind, is_gone: impl Fn(i64) -> bool) {
+        behind.messages.retain(|entry| !is_gone(entry.message));
+        behind.attempts.retain(|entry| !is_gone(entry.message));
+        let messages_filed = self.filed.min(self.messages.len());
+        self.messages.drain(..messages_filed);
+        self.attempts.drain(..self.filed - messages_filed);
+        self.filed = 0;
+        self.messages.retain(|entry| !is_gone(entry.message));
+        self.attempts.retain(|entry| !is_gone(entry.message));
+    }
+
     fn len(&self) -> usize {
         self.messages.len() + self.attempts.len()
     }
+}
+
+/// The keys of messages in pieces that were there before and are no more.
+fn hidden(before: &Pieces, now: &Pieces) -> Vec<Range<i64>> {
+    if Arc::ptr_eq(before, now) {
+        return Vec::new();
+    }
+    let is_gone = |(_, piece): &(usize, &Piece)| now.iter().all(|kept| kept.number != piece.number);
+    let keys = |(index, piece): (usize, &Piece)| {
+        piece.first_key..before.get(index + 1).map_or(i64::MAX, |next| next.first_key)
+    };
+    before.iter().enumerate().filter(is_gone).map(keys).collect()
 }
 
 const FILE_ATTEMPT: &str = "INSERT OR IGNORE INTO by_endpoint_{n} VALUES (?1, ?2, ?3, ?4)";

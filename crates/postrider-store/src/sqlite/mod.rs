@@ -57,7 +57,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use lock::FolderLock;
-use pieces::{Piece, Pieces};
+use pieces::Piece;
 use postrider_engine::{
     AppKey, AttemptKey, DeliveryId, EndpointKey, MessageKey, OrderKey, Timestamp,
     policy::{Health, Ordering},
@@ -127,6 +127,8 @@ pub struct SqliteOptions {
     pub repeats_recent_max: usize,
     /// So many messages and attempts are remembered before they are filed into what lists are made of.
     pub listed_recent_max: usize,
+    /// So many of each are filed with one commit, or twice as many as it brings, if that is more.
+    pub filed_at_once: usize,
 }
 
 impl Default for SqliteOptions {
@@ -137,6 +139,7 @@ impl Default for SqliteOptions {
             note_every: Duration::from_millis(500),
             repeats_recent_max: 16_384,
             listed_recent_max: 16_384,
+            filed_at_once: 256,
         }
     }
 }
@@ -578,9 +581,11 @@ impl Store for SqliteStore {
     }
 
     async fn backlog(&self, endpoint: EndpointKey, since: Option<Timestamp>) -> Result<Backlog, StoreError> {
-        let handed = self.shared.outstanding_of(endpoint);
         self.searchers
-            .run(move |connection, pieces| cancel::backlog(connection, pieces, endpoint, since, &handed))
+            .run_beside(move |connection, shared| {
+                let handed = shared.outstanding_of(endpoint);
+                cancel::backlog(connection, &shared.pieces(), endpoint, since, &handed)
+            })
             .await
     }
 
@@ -611,9 +616,11 @@ impl Store for SqliteStore {
         filter: MessageFilter,
         page: Page<MessageKey>,
     ) -> Result<Vec<Message>, StoreError> {
-        let recent = self.shared.unfiled.of_app(app);
         self.searchers
-            .run(move |connection, pieces| history::messages(connection, pieces, (app, &recent), &filter, &page))
+            .run_beside(move |connection, shared| {
+                let recent = shared.unfiled.of_app(app);
+                history::messages(connection, &shared.pieces(), (app, &recent), &filter, &page)
+            })
             .await
     }
 
@@ -623,13 +630,17 @@ impl Store for SqliteStore {
         filter: AttemptFilter,
         page: Page<AttemptKey>,
     ) -> Result<Vec<Attempt>, StoreError> {
-        let of = match of {
-            AttemptsOf::Message(message) => history::Of::Message(message),
-            AttemptsOf::Endpoint(_, endpoint) => {
-                history::Of::Endpoint(endpoint, self.shared.unfiled.of_endpoint(endpoint))
-            }
-        };
-        self.searchers.run(move |connection, pieces| history::attempts(connection, pieces, &of, &filter, &page)).await
+        self.searchers
+            .run_beside(move |connection, shared| {
+                let of = match of {
+                    AttemptsOf::Message(message) => history::Of::Message(message),
+                    AttemptsOf::Endpoint(_, endpoint) => {
+                        history::Of::Endpoint(endpoint, shared.unfiled.of_endpoint(endpoint))
+                    }
+                };
+                history::attempts(connection, &shared.pieces(), &of, &filter, &page)
+            })
+            .await
     }
 
     async fn attempt(&self, message: MessageKey, attempt: AttemptKey) -> Result<Option<Attempt>, StoreError> {
@@ -648,31 +659,30 @@ impl Store for SqliteStore {
         states: Vec<StateKind>,
         page: Page<MessageKey>,
     ) -> Result<Vec<(Message, DeliveryState)>, StoreError> {
-        let recent = self.shared.unfiled.of_app(app);
         self.searchers
-            .run(move |connection, pieces| {
+            .run_beside(move |connection, shared| {
+                let recent = shared.unfiled.of_app(app);
                 let of = ((app, &recent), endpoint);
-                history::messages_of_endpoint(connection, pieces, of, &filter, &states, &page)
+                history::messages_of_endpoint(connection, &shared.pieces(), of, &filter, &states, &page)
             })
             .await
     }
 
     async fn search(&self, app: Option<AppKey>, search: Search) -> Result<Searched, StoreError> {
-        let of = app.map(|app| (app, self.shared.unfiled.of_app(app)));
         self.searchers
-            .run(move |connection, pieces| {
+            .run_beside(move |connection, shared| {
+                let of = app.map(|app| (app, shared.unfiled.of_app(app)));
                 let of = of.as_ref().map(|(app, recent)| (*app, recent));
-                history::search(connection, pieces, of, &search)
+                history::search(connection, &shared.pieces(), of, &search)
             })
             .await
     }
 
     async fn stats(&self, endpoint: EndpointKey, since: Timestamp, until: Timestamp) -> Result<Stats, StoreError> {
-        let outstanding = self.shared.outstanding_of(endpoint);
-        let recent = self.shared.unfiled.of_endpoint(endpoint);
         self.searchers
-            .run(move |connection, pieces| {
-                history::stats(connection, pieces, (endpoint, &recent), (since, until), &outstanding)
+            .run_beside(move |connection, shared| {
+                let (filed, outstanding) = (shared.unfiled.filed_through(), shared.outstanding_of(endpoint));
+                history::stats(connection, &shared.pieces(), (endpoint, filed), (since, until), &outstanding)
             })
             .await
     }
@@ -743,9 +753,11 @@ impl Store for SqliteStore {
     }
 
     async fn read_on(&self, app: AppKey, wanted: ReadOn) -> Result<WasRead, StoreError> {
-        let recent = self.shared.unfiled.of_app(app);
         self.searchers
-            .run(move |connection, pieces| pollers::read_on(connection, pieces, (app, &recent), &wanted))
+            .run_beside(move |connection, shared| {
+                let recent = shared.unfiled.of_app(app);
+                pollers::read_on(connection, &shared.pieces(), (app, &recent), &wanted)
+            })
             .await
     }
 
@@ -825,11 +837,8 @@ impl Store for SqliteStore {
             None => return Ok(None),
             Some(true) => None,
             Some(false) => {
-                let shared = Arc::clone(&self.shared);
-                let count = move |connection: &Connection, pieces: &Pieces| {
-                    tasks::count(connection, pieces, &shared.unfiled, task)
-                };
-                self.searchers.run(count).await?
+                let count = move |connection: &Connection, shared: &Shared| tasks::count(connection, shared, task);
+                self.searchers.run_beside(count).await?
             }
         };
         let advance = move |batch: &mut Batch<'_>| {

@@ -9,7 +9,7 @@ use std::sync::{
 };
 use tokio::sync::oneshot;
 
-type Look = Box<dyn FnOnce(&Connection, &Pieces) + Send>;
+type Look = Box<dyn FnOnce(&Connection, &Shared) + Send>;
 
 pub struct Readers {
     looks: Mutex<Option<Sender<Look>>>,
@@ -25,7 +25,7 @@ impl Readers {
                 .name("postrider-reader".into())
                 .spawn(move || {
                     while let Some(look) = next(&queue) {
-                        look(&connection, &shared.pieces());
+                        look(&connection, &shared);
                     }
                 })
                 .map_err(OpenError::Thread)?;
@@ -39,9 +39,22 @@ impl Readers {
         T: Send + 'static,
         F: FnOnce(&Connection, &Pieces) -> rusqlite::Result<T> + Send + 'static,
     {
+        self.run_beside(move |connection, shared| look(connection, &shared.pieces())).await
+    }
+
+    /// The same for a look that also needs what the writer has in memory. It takes that when its turn has come, so that nothing
+    /// great waits in the queue; and the pieces after it, so that none is missing that memory speaks of.
+    pub async fn run_beside<T, F>(&self, look: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection, &Shared) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (reply, answer) = oneshot::channel();
-        let look: Look = Box::new(move |connection, pieces| {
-            let _ = reply.send(look(connection, pieces));
+        let look: Look = Box::new(move |connection, shared| {
+            // Who has gone meanwhile wants no answer.
+            if !reply.is_closed() {
+                let _ = reply.send(look(connection, shared));
+            }
         });
         {
             let looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@
 use super::{
     SqliteOptions,
     filter::Filter,
-    pieces::{OnPieces, Piece, first_key_at, piece_of},
+    pieces::{OnPieces, Piece, first_key_at, piece_of, time_of_key},
     writer::{note, noted},
 };
 use crate::IDEMPOTENCY_MEMORY;
@@ -27,10 +27,8 @@ pub struct Seen {
     pub request: [u8; 16],
 }
 
-/// So many are filed with one commit, or twice as many as it brings, if that is more.
-const SLICE: usize = 256;
-
-/// Filters are kept for so many pieces, a megabyte each. In older ones, keys are looked up.
+/// Filters are kept for so many pieces, a megabyte each, as long as their keys are remembered. In older ones, keys are
+/// looked up.
 const FILTERS_MAX: usize = 128;
 
 /// Filters made at start, by reading all keys of that many pieces. Those of older pieces were saved.
@@ -41,6 +39,9 @@ const FILED: &str = "repeats_filed_through";
 pub struct Repeats {
     /// So many are remembered before they are filed. The more, the fewer pages each slice of them touches.
     recent_max: usize,
+    slice: usize,
+    /// The newest message.
+    newest: i64,
     recent: HashMap<Key, Seen>,
     /// Sorted by key, and filed from the front.
     filing: Vec<(Key, Seen)>,
@@ -68,6 +69,8 @@ impl Repeats {
     ) -> rusqlite::Result<Self> {
         let mut repeats = Self {
             recent_max: options.repeats_recent_max,
+            slice: options.filed_at_once,
+            newest: first_key_at(now),
             recent: HashMap::new(),
             filing: Vec::new(),
             filed: 0,
@@ -139,7 +142,7 @@ impl Repeats {
     /// Puts the next slice into the index and tells how many that were. `new`: how many this commit brings.
     pub fn file(&self, connection: &Connection, pieces: &[Piece], new: usize) -> rusqlite::Result<usize> {
         let left = &self.filing[self.filed..];
-        let slice = &left[..left.len().min(SLICE.max(2 * new))];
+        let slice = &left[..left.len().min(self.slice.max(2 * new))];
         let mut insert = OnPieces::new(connection, "INSERT OR REPLACE INTO idempotency_{n} VALUES (?1, ?2, ?3, ?4)");
         for (key, seen) in slice {
             if let Some(piece) = piece_of(pieces, seen.message) {
@@ -161,8 +164,12 @@ impl Repeats {
 
     /// What was filed and what came new is committed.
     pub fn committed(&mut self, pieces: &[Piece], filed: usize, new: impl IntoIterator<Item = (Key, Seen)>) {
-        self.recent.extend(new);
+        for (key, seen) in new {
+            self.newest = self.newest.max(seen.message);
+            self.recent.insert(key, seen);
+        }
         self.unsaved.pop_front();
+        self.drop_filters_of_forgotten(pieces);
         for (key, seen) in &self.filing[self.filed..self.filed + filed] {
             let Some(piece) = piece_of(pieces, seen.message) else { continue };
             if piece.number > self.unfiltered_through || self.filters.contains_key(&piece.number) {
@@ -191,6 +198,16 @@ impl Repeats {
                 self.run = self.filing.iter().map(|(_, seen)| seen.message).max().unwrap_or(0);
             }
         }
+    }
+}
+
+impl Repeats {
+    /// Of pieces that hold no key any more that is remembered, no filter is kept, nor made.
+    fn drop_filters_of_forgotten(&mut self, pieces: &[Piece]) {
+        let forgotten = first_key_at(time_of_key(self.newest).minus(IDEMPOTENCY_MEMORY));
+        let Some(oldest_wanted) = piece_of(pieces, forgotten) else { return };
+        self.filters = self.filters.split_off(&oldest_wanted.number);
+        self.unfiltered_through = self.unfiltered_through.max(oldest_wanted.number - 1);
     }
 }
 

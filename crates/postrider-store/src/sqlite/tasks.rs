@@ -8,14 +8,13 @@
 //! What a step of each kind does is in `steps`.
 
 use super::{
-    journal,
-    listing::{self, Unfiled},
-    pieces::{Piece, first_key_at},
+    journal, listing,
+    pieces::first_key_at,
     settings::Put,
     steps::{
         Sift, Step, Then, Wanted, purge, replay_dead_of, replay_dead_of_all, replay_missing, replay_owed, resume, sift,
     },
-    writer::Batch,
+    writer::{Batch, Shared},
 };
 use crate::{
     Committed, DeadFilter, Keep, Order, Page, PutError, Task, TaskFilter, TaskKey, TaskKind, TaskStatus,
@@ -66,12 +65,7 @@ pub fn start(batch: &Batch<'_>, task: &Task) -> rusqlite::Result<Put> {
 }
 
 /// How many there are to look at, for a task that has not begun; counted by a reader, so that the writer is not held up.
-pub fn count(
-    connection: &Connection,
-    pieces: &[Piece],
-    unfiled: &Unfiled,
-    key: TaskKey,
-) -> rusqlite::Result<Option<u64>> {
+pub fn count(connection: &Connection, shared: &Shared, key: TaskKey) -> rusqlite::Result<Option<u64>> {
     let Some(Job { task, cursor: NOT_BEGUN }) = read(connection, key)? else { return Ok(None) };
     let (low, high) = scope(&task);
     let limit = TOTAL_MAX + 1;
@@ -95,8 +89,8 @@ pub fn count(
         | TaskKind::AppStats { .. }
         | TaskKind::EventTypes { .. } => {
             let span = Span { low, high, reading: Order::Ascending };
-            let recent = unfiled.of_app(task.app);
-            listing::count_messages(connection, pieces, (task.app, &recent), &span, limit)?
+            let recent = shared.unfiled.of_app(task.app);
+            listing::count_messages(connection, &shared.pieces(), (task.app, &recent), &span, limit)?
         }
         TaskKind::Cancel { endpoint, .. } | TaskKind::Resume { endpoint, .. } => connection
             .prepare_cached(

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::conformance::{Grain, Harness, fixtures::*};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tempfile::TempDir;
 
 struct Sqlite {
@@ -20,6 +21,7 @@ impl Harness for Sqlite {
                 note_every: Duration::ZERO,
                 repeats_recent_max: 2,
                 listed_recent_max: 3,
+                filed_at_once: 2,
                 ..SqliteOptions::default()
             },
         };
@@ -178,6 +180,7 @@ const IN_SMALL_PARTS: SqliteOptions = SqliteOptions {
     note_every: Duration::ZERO,
     repeats_recent_max: 8,
     listed_recent_max: 16,
+    filed_at_once: 2,
 };
 
 /// What one application has, and what its endpoint got, by every list there is.
@@ -236,9 +239,10 @@ async fn lists_are_whole_while_they_are_filed_and_after_a_crash() {
             settle(store, vec![delivered(scheduled(lanes[which], next), at(round))]).await;
             tried[which].push(next);
         }
-        match round {
-            25 => harness = harness.crash(at(round)).await,
-            45 => harness = harness.reopen(at(round)).await,
+        // At every point of a round of filing sooner or later.
+        match round % 10 {
+            3 => harness = harness.crash(at(round)).await,
+            8 => harness = harness.reopen(at(round)).await,
             _ => {}
         }
         for which in 0..2 {
@@ -254,6 +258,62 @@ async fn lists_are_whole_while_they_are_filed_and_after_a_crash() {
     };
     assert!((80..=120).contains(&filed("by_app")), "most are filed, and none twice: {}", filed("by_app"));
     assert!((70..=120).contains(&filed("by_endpoint")), "{}", filed("by_endpoint"));
+}
+
+/// What is in memory moves into the tables while lists are read: nothing may be missing from them then, nor be there twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn lists_are_whole_for_who_reads_them_while_they_are_filed() {
+    let folder = new_folder();
+    let store = Arc::new(open_with(folder.path(), START, IN_SMALL_PARTS));
+    let app = add_application(&*store, None).await.key;
+    let lane = add_endpoint(&*store, app, None).await.key;
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = [Order::Ascending, Order::Descending, Order::Ascending, Order::Descending]
+        .into_iter()
+        .map(|order| {
+            let (store, done, is_over) = (Arc::clone(&store), Arc::clone(&done), Arc::clone(&is_over));
+            tokio::spawn(async move {
+                let mut looks = 0;
+                while !is_over.load(Relaxed) {
+                    let known = done.lock().unwrap().clone();
+                    let whole = Page { from: None, order, limit: 1_000 };
+                    let listed = store.messages(app, MessageFilter::default(), whole).await.unwrap();
+                    let listed = listed.into_iter().map(|message| message.key).collect();
+                    let whole = Page { from: None, order, limit: 1_000 };
+                    let of = AttemptsOf::Endpoint(app, lane);
+                    let attempts = store.attempts(of, AttemptFilter::default(), whole).await.unwrap();
+                    let tried = attempts.into_iter().map(|attempt| attempt.id.message).collect();
+                    let delivered = stats(&*store, lane).await.success;
+                    let then: Vec<MessageKey> = done.lock().unwrap().clone();
+                    for found in [listed, tried] {
+                        let mut found: Vec<MessageKey> = found;
+                        if order == Order::Descending {
+                            found.reverse();
+                        }
+                        assert!(found.is_sorted_by(|one, next| one < next), "{found:?}");
+                        // One may be on its way.
+                        assert!(
+                            found.starts_with(&known) && found.len() <= then.len() + 1,
+                            "{found:?} after {known:?}"
+                        );
+                    }
+                    assert!((known.len()..=then.len() + 1).contains(&usize::try_from(delivered).unwrap()));
+                    looks += 1;
+                }
+                looks
+            })
+        })
+        .collect();
+    for round in 0..400 {
+        let key = accept(&*store, NewMessage { owed: vec![lane], ..message(app, at(round / 100)) }).await;
+        settle(&*store, vec![delivered(scheduled(lane, key), at(round / 100))]).await;
+        done.lock().unwrap().push(key);
+    }
+    is_over.store(true, Relaxed);
+    for reader in readers {
+        assert!(reader.await.unwrap() > 0);
+    }
 }
 
 #[tokio::test]

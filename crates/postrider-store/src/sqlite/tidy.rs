@@ -416,8 +416,6 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
             return Ok(true);
         }
     }
-    connection
-        .execute_batch(&format!("DROP TABLE IF EXISTS by_app_{number}; DROP TABLE IF EXISTS by_endpoint_{number};"))?;
     for table in PIECE_TABLES {
         let key = match table {
             "attempt" => "message, key",
@@ -438,6 +436,8 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
     for table in PIECE_TABLES {
         connection.execute_batch(&format!("DROP TABLE {table}_{number}"))?;
     }
+    // Not before: a list that began when the piece was shown reads it to its end.
+    connection.execute_batch(&format!("DROP TABLE by_app_{number}; DROP TABLE by_endpoint_{number};"))?;
     connection.execute("DELETE FROM piece WHERE number = ?1", [number])?;
     Ok(true)
 }
@@ -446,10 +446,10 @@ fn drop_retired(batch: &Batch<'_>) -> rusqlite::Result<bool> {
 mod tests {
     use super::*;
     use crate::{
-        NewMessage, SqliteOptions, SqliteStore,
+        NewMessage, SqliteOptions, SqliteStore, Store, Task, TaskKey, TaskKind, TaskStatus,
         conformance::fixtures::{
             DAY, START, accept, add_application, add_endpoint, all_messages, at, delivered, failed, message, scheduled,
-            settle, stored, tidy_up,
+            settle, stats, stored, tidy_up,
         },
     };
 
@@ -476,5 +476,60 @@ mod tests {
         let soon = NEXT_LOOK_AFTER.as_millis() as i64;
         assert_eq!((left_at(1).await, left_at(soon - 1).await), (1, 1), "there is no hurry");
         assert_eq!(left_at(soon).await, 0);
+    }
+    /// What is gone and had not been filed into lists yet lay between two pieces that are kept.
+    #[tokio::test]
+    async fn what_is_forgotten_before_it_is_filed_is_counted_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let options =
+            SqliteOptions { piece_messages_max: 1, listed_recent_max: 8, filed_at_once: 1, ..SqliteOptions::default() };
+        let store = SqliteStore::open_with(folder.path(), START, options).unwrap();
+        let app = add_application(&store, None).await.key;
+        let lane = add_endpoint(&store, app, None).await.key;
+        let mut ids = Vec::new();
+        let next =
+            async |at| scheduled(lane, accept(&store, NewMessage { owed: vec![lane], ..message(app, at) }).await);
+        for _ in 0..3 {
+            ids.push(next(START).await);
+        }
+        settle(&store, vec![failed(ids[0], at(1), at(90 * DAY)), delivered(ids[1], at(1)), delivered(ids[2], at(1))])
+            .await;
+        ids.push(next(at(10 * DAY)).await);
+        let day = Duration::from_hours(24);
+        let keep = Retention { payloads: day, attempts: day, dead_letters: day, idempotency: day };
+        tidy_up(&store, at(10 * DAY), keep).await;
+        let left = [ids[0].message, ids[3].message];
+        assert_eq!(all_messages(&store, app).await, left);
+        assert_eq!(stats(&store, lane).await.success, 0);
+        let purge = Task {
+            key: TaskKey(store.mint(at(10 * DAY)).await.unwrap()),
+            app,
+            kind: TaskKind::Purge,
+            total: None,
+            done: 0,
+            changed: 0,
+            status: TaskStatus::Running,
+            created_at: at(10 * DAY),
+            updated_at: at(10 * DAY),
+        };
+        store.start_task(purge.clone(), None).await.unwrap();
+        assert_eq!(store.advance_task(purge.key, at(10 * DAY)).await.unwrap().unwrap().total, Some(2));
+
+        for id in &ids[2..] {
+            settle(&store, vec![delivered(*id, at(10 * DAY))]).await;
+        }
+        for _ in 0..20 {
+            next(at(10 * DAY)).await;
+        }
+        store.close().await;
+        let raw = Connection::open(folder.path().join(SqliteStore::FILE)).unwrap();
+        let listed: Vec<i64> = raw
+            .prepare("SELECT listed FROM by_app_1")
+            .unwrap()
+            .query_map([], |row| row.get(0))
+            .unwrap()
+            .collect::<rusqlite::Result<_>>()
+            .unwrap();
+        assert_eq!(listed, [ids[0].message.raw()], "nobody else's is filed with the first");
     }
 }

@@ -538,9 +538,10 @@ impl State {
             translate(&error)
         })?;
         self.piece_messages = piece_messages;
+        // Before anybody is told what is in them.
+        *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&pieces);
         self.repeats.committed(&pieces, changes.filed, changes.new_repeats);
-        self.listing.committed(&self.shared.unfiled, changes.listed, changes.new_listed);
-        *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = pieces;
+        self.listing.committed(&self.shared.unfiled, &pieces, changes.listed, changes.new_listed);
         self.newest = self.newest.max(changes.handed.last().map_or(0, |(newest, _)| *newest));
         self.shared.note_outstanding(changes.handed, changes.landed);
         self.note_ended(changes.newly_ended);
