@@ -161,7 +161,7 @@ fn holes(text: &str) -> Vec<&str> {
         .collect()
 }
 
-const NAMES_OF_OURS: [&str; 23] = [
+const NAMES_OF_OURS: [&str; 24] = [
     "n",
     "table",
     "direction",
@@ -169,6 +169,7 @@ const NAMES_OF_OURS: [&str; 23] = [
     "key",
     "from",
     "column",
+    "columns",
     "comparison",
     "comes_later",
     "first_key",

@@ -137,7 +137,7 @@ pub fn each_message(
     pieces: &[Piece],
     (app, recent): (AppKey, &Recent<i64>),
     span: &Span,
-    columns: &str,
+    columns: &'static str,
     mut visit: impl FnMut(Piece, &Row<'_>) -> rusqlite::Result<ControlFlow<()>>,
 ) -> rusqlite::Result<()> {
     let filed = Span { high: span.high.min(recent.through.saturating_add(1)), ..*span };
@@ -226,7 +226,7 @@ pub fn each_attempt(
     pieces: &[Piece],
     (endpoint, recent): (EndpointKey, &Recent<AttemptEntry>),
     span: &Span,
-    columns: &str,
+    columns: &'static str,
     mut visit: impl FnMut(Run, Piece, &Row<'_>) -> rusqlite::Result<ControlFlow<()>>,
 ) -> rusqlite::Result<()> {
     let high = span.high.min(recent.newest_attempt.saturating_add(1));
