@@ -18,6 +18,7 @@ use crate::parking::{Lane, Parking};
 use crate::payload;
 use crate::progress::Progress;
 use crate::receiver::{Endpoint, Receiver, Temper};
+use crate::relay::{Ceiling, Keeps, Relay};
 use crate::report::{Cost, Faults, Figures, IdleRun, Isolation, Large, Latency, LoadRun, Series, Sides};
 use crate::server::{Launcher, Stop, Store};
 use crate::settings::{Scenario, Settings};
@@ -110,6 +111,7 @@ impl Bench {
         let large_len = usize::try_from(self.settings.sizes.large_bytes)?;
         let (mut floors, mut floors_large, mut idles, mut many) = (vec![], vec![], vec![], (vec![], vec![]));
         let trials = self.trials()?;
+        let mut ceilings = Keeps::ALL.map(|keeps| (keeps, vec![], vec![]));
         let mut loads: Vec<Vec<LoadRun>> = trials.iter().map(|_| Vec::new()).collect();
         for round in 1..=self.settings.runs {
             if self.wants(Scenario::Floor) {
@@ -121,6 +123,14 @@ impl Bench {
                 self.progress.step(&format!("round {round}: floor, large payloads"));
                 let floor = floor::measure(&self.receiver, duration, large_len).await;
                 floors_large.push(floor.context("measuring the floor with large payloads")?);
+            }
+            if self.wants(Scenario::Ceiling) {
+                for (keeps, end_to_end, fan_out) in &mut ceilings {
+                    for (shape, runs) in [(Shape::InTurn, end_to_end), (Shape::FanOut(ENDPOINTS), fan_out)] {
+                        self.progress.step(&format!("round {round}: a relay that keeps {}", keeps.name()));
+                        runs.push(self.through_a_relay(*keeps, shape).await.context("measuring a relay")?);
+                    }
+                }
             }
             for (trial, runs) in trials.iter().zip(&mut loads) {
                 self.progress.step(&format!("round {round}: {}", trial.name));
@@ -139,6 +149,9 @@ impl Bench {
         }
         let figures = &mut self.figures;
         (figures.floor, figures.idle) = (Series::of(floors), Series::of(idles));
+        figures.ceilings.extend(ceilings.into_iter().filter_map(|(keeps, end_to_end, fan_out)| {
+            Some(Ceiling { keeps, end_to_end: Series::of(end_to_end)?, fan_out: Series::of(fan_out)? })
+        }));
         if !many.0.is_empty() {
             figures.many_endpoints = Some(Sides::of(many)?);
         }
@@ -250,6 +263,16 @@ impl Bench {
         field.send(trial.how)?;
         self.warm_up(subject, &field, trial.load).await?;
         self.measure(subject, &field, trial.load).await
+    }
+
+    /// Full load on what stands in a server's place.
+    async fn through_a_relay(&mut self, keeps: Keeps, shape: Shape) -> Result<LoadRun> {
+        let relay = Relay::start(keeps, &self.launcher.dir).await?;
+        let (load, how) = (self.full_load(), How::default());
+        let trial = Trial { scenario: Scenario::Ceiling, name: "a relay", shape, load, how };
+        let run = self.try_out_on(&relay, &trial).await?;
+        relay.end().await?;
+        Ok(run)
     }
 
     async fn idle(&mut self) -> Result<IdleRun> {

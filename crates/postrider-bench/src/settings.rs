@@ -6,11 +6,15 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::relay::Keeps;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scenario {
     /// A bare client that signs and posts to the receiver: what delivering costs without a server
     Floor,
+    /// What a server could do that takes messages and delivers them with this HTTP library and does nothing else
+    Ceiling,
     /// 64 producers -> server -> receiver, ten applications with an endpoint each
     EndToEnd,
     /// The same with one application of ten endpoints
@@ -87,6 +91,7 @@ impl Scenario {
     pub fn is_on_postgres(self) -> bool {
         match self {
             Scenario::Floor
+            | Scenario::Ceiling
             | Scenario::EndToEnd
             | Scenario::FanOut
             | Scenario::Steady
@@ -228,6 +233,7 @@ impl Settings {
             | Scenario::Idle
             | Scenario::PgEndToEnd
             | Scenario::PgThreeNodes => self.runs,
+            Scenario::Ceiling => 2 * Keeps::ALL.len() * self.runs,
             Scenario::LargePayloads | Scenario::ManyEndpoints | Scenario::PgIdle => 2 * self.runs,
             Scenario::GrowthFinished
             | Scenario::GrowthWaiting

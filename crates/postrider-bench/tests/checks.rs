@@ -28,6 +28,29 @@ fn a_server_that_delivers_all_once_passes() {
 }
 
 #[test]
+fn relays_show_the_ceiling() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    let output =
+        bench(folder.path(), "none", &["--only", "floor,ceiling,end-to-end", "--json", json.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let ceilings = report["figures"]["ceilings"].as_array().unwrap();
+    assert_eq!(ceilings.len(), 2);
+    for (ceiling, keeps) in ceilings.iter().zip(["nothing", "rows"]) {
+        assert_eq!(ceiling["keeps"], keeps);
+        for shape in ["end_to_end", "fan_out"] {
+            let median = &ceiling[shape]["median"];
+            assert!(median["delivered"].as_u64().unwrap() > 0 && median["lost"] == 0, "{keeps}, {shape}: {median}");
+        }
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("| relay that keeps rows ") && text.contains("| Postrider "), "{text}");
+    std::fs::remove_file(json).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
 fn a_database_of_its_own_is_started_for_postgresql() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("figures.json");

@@ -26,6 +26,9 @@ impl Report {
     fn bars(&self, plots: &mut Vec<(String, String)>) {
         let (figures, sizes) = (&self.figures, &self.settings.sizes);
         let postgres = figures.postgres.as_ref();
+        let ceilings = figures.ceilings.iter();
+        let ceilings =
+            ceilings.map(|ceiling| (format!("a relay that keeps {}", ceiling.keeps.name()), Some(&ceiling.end_to_end)));
         let loads = [
             ("end to end".to_owned(), figures.end_to_end.as_ref()),
             ("HTTP/2 on the way in".to_owned(), figures.http2.as_ref()),
@@ -39,6 +42,7 @@ impl Report {
             ("PostgreSQL, one node".to_owned(), postgres.and_then(|postgres| postgres.one_node.as_ref())),
             ("PostgreSQL, three nodes".to_owned(), postgres.and_then(|postgres| postgres.three_nodes.as_ref())),
         ];
+        let loads: Vec<_> = ceilings.chain(loads).collect();
         let rate = |run: &LoadRun| run.delivered_per_s;
         let bars = |of_floor: fn(&FloorRun) -> f64, of_load: &dyn Fn(&LoadRun) -> f64| {
             let mut bars = Vec::new();

@@ -18,6 +18,7 @@ use crate::growth::Growth;
 use crate::looking::Looking;
 use crate::parking::Parking;
 use crate::process::Machine;
+use crate::relay::Ceiling;
 use crate::settings::Settings;
 
 #[derive(Serialize)]
@@ -37,6 +38,7 @@ pub struct Report {
 #[derive(Default, Serialize)]
 pub struct Figures {
     pub floor: Option<Series<FloorRun>>,
+    pub ceilings: Vec<Ceiling>,
     pub end_to_end: Option<Series<LoadRun>>,
     pub fan_out: Option<Series<LoadRun>>,
     pub steady: Option<Series<LoadRun>>,

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use super::{FloorRun, LoadRun, OnPostgres, Outcome, Report, Series, Sides, TakeOver};
+use super::{FloorRun, LoadRun, OnPostgres, Outcome, Report, Series, Sides, TakeOver, ratio};
 use crate::curve::{Curve, Point};
 use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
 use crate::growth::Growth;
 use crate::looking::Looking;
 use crate::process::Machine;
+use crate::relay::Ceiling;
 
 impl Report {
     pub fn to_text(&self) -> String {
@@ -27,6 +28,7 @@ impl Report {
             text += &self.load_table();
         }
         let figures = &self.figures;
+        text += &self.ceiling_table();
         text += &growth_lines([
             ("finished", &figures.growth_finished),
             ("waiting", &figures.growth_waiting),
@@ -100,6 +102,10 @@ impl Report {
         let figures = &self.figures;
         let mut rows = Loads::new(Database::Inside);
         rows.floor("floor", figures.floor.as_ref());
+        for Ceiling { keeps, end_to_end, fan_out } in &figures.ceilings {
+            rows.add(&format!("relay that keeps {}", keeps.name()), Some(end_to_end));
+            rows.add(&format!("relay that keeps {}, fan-out 1:10", keeps.name()), Some(fan_out));
+        }
         rows.add("end to end", figures.end_to_end.as_ref());
         rows.add("fan-out 1:10", figures.fan_out.as_ref());
         rows.add(&format!("steady, {}/s", self.settings.sizes.rate), figures.steady.as_ref());
@@ -134,6 +140,33 @@ impl Report {
         }
         rows.looking(figures.looking.as_ref());
         rows.table()
+    }
+
+    /// How near the ceiling it is: ratios within each round, as against the floor.
+    fn ceiling_table(&self) -> String {
+        let figures = &self.figures;
+        let Some(floor) = figures.floor.as_ref().filter(|_| !figures.ceilings.is_empty()) else { return String::new() };
+        let mut rows =
+            vec![["of the floor", "delivered/s", "CPU us", "fan-out, delivered/s"].map(str::to_owned).to_vec()];
+        let mut add = |name: String, end_to_end: Option<&Series<LoadRun>>, fan_out: Option<&Series<LoadRun>>| {
+            let of_floor = |loads: Option<&Series<LoadRun>>, load: fn(&LoadRun) -> f64, base: fn(&FloorRun) -> f64| {
+                let found = loads.and_then(|loads| ratio(&loads.runs, load, &floor.runs, base));
+                found.map_or_else(String::new, |ratio| format!("{ratio:.2}"))
+            };
+            rows.push(vec![
+                name,
+                of_floor(end_to_end, |run| run.delivered_per_s, |run| run.delivered_per_s),
+                of_floor(end_to_end, LoadRun::cpu_us, |run| run.cpu_us_per_delivery),
+                of_floor(fan_out, |run| run.delivered_per_s, |run| run.delivered_per_s),
+            ]);
+        };
+        for Ceiling { keeps, end_to_end, fan_out } in &figures.ceilings {
+            add(format!("relay that keeps {}", keeps.name()), Some(end_to_end), Some(fan_out));
+        }
+        if figures.end_to_end.is_some() || figures.fan_out.is_some() {
+            add("Postrider".to_owned(), figures.end_to_end.as_ref(), figures.fan_out.as_ref());
+        }
+        format!("\n{}", table(&rows))
     }
 
     fn verdict_rows(&self) -> Vec<Vec<String>> {
