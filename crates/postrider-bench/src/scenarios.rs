@@ -278,10 +278,10 @@ impl Bench {
     async fn idle(&mut self) -> Result<IdleRun> {
         let (server, ready) = self.launcher.start(Store::Sqlite).await?;
         tokio::time::sleep(self.settling()).await;
-        let rss_mib = server.memory()?.rss_mib;
         let (before, start) = (server.at_rest()?, Instant::now());
         tokio::time::sleep(self.settings.duration()).await;
         let (rest, seconds) = (server.at_rest()?.since(before), start.elapsed().as_secs_f64());
+        let rss_mib = server.memory()?.rss_mib;
         server.end(Stop::Asked).await?;
         let binary = std::fs::metadata(&self.launcher.binary).context("looking at the program")?;
         Ok(IdleRun {

@@ -51,6 +51,8 @@ const MAIL_QUEUE_MAX: usize = 1_000;
 /// How often it is looked whether the store is still there.
 const STORE_EVERY: Duration = Duration::from_secs(1);
 
+const START_IS_OVER: Duration = Duration::from_secs(2);
+
 /// A running server.
 pub struct Server {
     address: SocketAddr,
@@ -78,6 +80,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let data = settings.data.display().to_string();
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let mut server = Server::start(settings, metrics).await?;
+    tokio::spawn(give_back_what_the_start_took());
     tracing::info!("listening on {scheme}://{}; for an API token run: postrider token --data {data}", server.address());
     tokio::select! {
         _ = interrupt.recv() => {}
@@ -91,6 +94,18 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         _ = terminate.recv() => tracing::warn!("ended at once; what was under way is sent again at the next start"),
     }
     Ok(())
+}
+
+/// To make the API's document of its routes, a start takes more memory than all that an idle server needs after it. The
+/// allocator gives back what has been free for a second, but looks for it only when a thread ends, which is seldom where
+/// nothing happens.
+async fn give_back_what_the_start_took() {
+    tokio::time::sleep(START_IS_OVER).await;
+    let ended = std::thread::Builder::new().spawn(|| drop(std::hint::black_box(vec![0_u8])));
+    // Without it a few megabytes stay until some other thread ends.
+    if let Err(error) = ended {
+        tracing::debug!(%error, "could not start a thread");
+    }
 }
 
 impl Server {
