@@ -373,12 +373,6 @@ fn message(stamp: Stamp, len: usize, body: &mut Vec<u8>) {
     body.push(b'}');
 }
 
-/// The payload of such a message, found by where it stands.
-pub fn payload_of(body: &Bytes) -> Option<Bytes> {
-    let end = body.len().checked_sub(1)?;
-    (body.starts_with(HEAD) && HEAD.len() < end && body.ends_with(b"}")).then(|| body.slice(HEAD.len()..end))
-}
-
 /// `auto_` and a UUID, as SDKs send it. Drawn from run and number: no two messages of one benchmark share it, and a retry does.
 /// A server that is measured twice has not seen it before either.
 fn idempotency_key(run: u16, seq: u32, again: u16) -> String {
@@ -434,8 +428,6 @@ mod tests {
         let parsed: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(parsed["eventType"], "bench.event");
         assert_eq!(Stamp::read_from(&body[HEAD.len()..body.len() - 1]), Some(stamp));
-        assert_eq!(Stamp::read_from(&payload_of(&body.into()).unwrap()), Some(stamp));
-        assert_eq!(payload_of(&Bytes::from_static(b"{}")), None);
     }
 
     #[test]

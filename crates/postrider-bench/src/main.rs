@@ -186,9 +186,6 @@ enum Role {
     /// A server that does nothing, started by the harness itself
     #[command(hide = true)]
     BareServer,
-    /// A server that does nothing but deliver, started by the harness itself
-    #[command(hide = true)]
-    Relay(relay::RelayArgs),
 }
 
 fn main() -> Result<ExitCode> {
@@ -200,10 +197,6 @@ fn main() -> Result<ExitCode> {
         }
         Some(Role::BareServer) => {
             runtime(FLOOR_WORKERS)?.block_on(bare::serve())?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Some(Role::Relay(args)) => {
-            runtime(FLOOR_WORKERS)?.block_on(relay::serve(args))?;
             Ok(ExitCode::SUCCESS)
         }
         None => {

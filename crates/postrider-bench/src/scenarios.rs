@@ -114,16 +114,6 @@ impl Bench {
         let mut ceilings = Keeps::ALL.map(|keeps| (keeps, vec![], vec![]));
         let mut loads: Vec<Vec<LoadRun>> = trials.iter().map(|_| Vec::new()).collect();
         for round in 1..=self.settings.runs {
-            if self.wants(Scenario::Floor) {
-                self.progress.step(&format!("round {round}: floor"));
-                let floor = floor::measure(&self.receiver, duration, payload::LEN).await;
-                floors.push(floor.context("measuring the floor")?);
-            }
-            if self.wants(Scenario::LargePayloads) {
-                self.progress.step(&format!("round {round}: floor, large payloads"));
-                let floor = floor::measure(&self.receiver, duration, large_len).await;
-                floors_large.push(floor.context("measuring the floor with large payloads")?);
-            }
             if self.wants(Scenario::Ceiling) {
                 for (keeps, end_to_end, fan_out) in &mut ceilings {
                     for (shape, runs) in [(Shape::InTurn, end_to_end), (Shape::FanOut(ENDPOINTS), fan_out)] {
@@ -132,7 +122,18 @@ impl Bench {
                     }
                 }
             }
+            // What is held against the floor comes next to it.
+            if self.wants(Scenario::Floor) {
+                self.progress.step(&format!("round {round}: floor"));
+                let floor = floor::measure(&self.receiver, duration, payload::LEN).await;
+                floors.push(floor.context("measuring the floor")?);
+            }
             for (trial, runs) in trials.iter().zip(&mut loads) {
+                if trial.scenario == Scenario::LargePayloads {
+                    self.progress.step(&format!("round {round}: floor, large payloads"));
+                    let floor = floor::measure(&self.receiver, duration, large_len).await;
+                    floors_large.push(floor.context("measuring the floor with large payloads")?);
+                }
                 self.progress.step(&format!("round {round}: {}", trial.name));
                 let run = self.try_out(Store::Sqlite, trial).await;
                 runs.push(run.with_context(|| format!("measuring {}", trial.name))?);
@@ -270,9 +271,9 @@ impl Bench {
         let relay = Relay::start(keeps, &self.launcher.dir).await?;
         let (load, how) = (self.full_load(), How::default());
         let trial = Trial { scenario: Scenario::Ceiling, name: "a relay", shape, load, how };
-        let run = self.try_out_on(&relay, &trial).await?;
+        let run = self.try_out_on(&relay, &trial).await;
         relay.end().await?;
-        Ok(run)
+        run
     }
 
     async fn idle(&mut self) -> Result<IdleRun> {
@@ -281,6 +282,8 @@ impl Bench {
         let (before, start) = (server.at_rest()?, Instant::now());
         tokio::time::sleep(self.settings.duration()).await;
         let (rest, seconds) = (server.at_rest()?.since(before), start.elapsed().as_secs_f64());
+        // A start takes memory that is given back only seconds later.
+        tokio::time::sleep(GIVEN_BACK.saturating_sub(start.elapsed())).await;
         let rss_mib = server.memory()?.rss_mib;
         server.end(Stop::Asked).await?;
         let binary = std::fs::metadata(&self.launcher.binary).context("looking at the program")?;
@@ -494,4 +497,5 @@ const MANY_PER_BUSY: usize = 100;
 const MESSAGES_BEFORE_MOVING: usize = 5;
 /// The server's.
 const BODY_MAX_DEFAULT: usize = 1 << 20;
+const GIVEN_BACK: Duration = Duration::from_secs(3);
 const SETTLING: Duration = Duration::from_millis(500);

@@ -45,7 +45,10 @@ fn relays_show_the_ceiling() {
         }
     }
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("| relay that keeps rows ") && text.contains("| Postrider "), "{text}");
+    assert!(
+        text.contains("| relay that keeps rows ") && text.contains("| Postrider, of the relay that keeps rows "),
+        "{text}"
+    );
     std::fs::remove_file(json).unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
 }

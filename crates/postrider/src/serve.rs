@@ -51,6 +51,7 @@ const MAIL_QUEUE_MAX: usize = 1_000;
 /// How often it is looked whether the store is still there.
 const STORE_EVERY: Duration = Duration::from_secs(1);
 
+/// More than the allocator's second.
 const START_IS_OVER: Duration = Duration::from_secs(2);
 
 /// A running server.
@@ -96,13 +97,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// To make the API's document of its routes, a start takes more memory than all that an idle server needs after it. The
-/// allocator gives back what has been free for a second, but looks for it only when a thread ends, which is seldom where
-/// nothing happens.
+/// To make the API's document of its routes, a start takes some 15 MiB that an idle server never needs again. The allocator
+/// gives back what has been free for a second, but not by a clock of its own: it looks at some of what threads free, and at all
+/// of it when one ends. Only a thread that has allocated something is known to it.
 async fn give_back_what_the_start_took() {
     tokio::time::sleep(START_IS_OVER).await;
     let ended = std::thread::Builder::new().spawn(|| drop(std::hint::black_box(vec![0_u8])));
-    // Without it a few megabytes stay until some other thread ends.
+    // Without it that stays until some other thread ends.
     if let Err(error) = ended {
         tracing::debug!(%error, "could not start a thread");
     }

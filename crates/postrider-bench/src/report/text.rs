@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{FloorRun, LoadRun, OnPostgres, Outcome, Report, Series, Sides, TakeOver, ratio};
+use super::{By, FloorRun, LoadRun, OnPostgres, Outcome, Report, Series, Sides, TakeOver};
 use crate::curve::{Curve, Point};
 use crate::forgetting::Forgetting;
 use crate::gateway::Gateway;
@@ -142,29 +142,32 @@ impl Report {
         rows.table()
     }
 
-    /// How near the ceiling it is: ratios within each round, as against the floor.
+    /// How near the ceiling it is: ratios within each round, with the least and the greatest.
     fn ceiling_table(&self) -> String {
         let figures = &self.figures;
-        let Some(floor) = figures.floor.as_ref().filter(|_| !figures.ceilings.is_empty()) else { return String::new() };
-        let mut rows =
-            vec![["of the floor", "delivered/s", "CPU us", "fan-out, delivered/s"].map(str::to_owned).to_vec()];
-        let mut add = |name: String, end_to_end: Option<&Series<LoadRun>>, fan_out: Option<&Series<LoadRun>>| {
-            let of_floor = |loads: Option<&Series<LoadRun>>, load: fn(&LoadRun) -> f64, base: fn(&FloorRun) -> f64| {
-                let found = loads.and_then(|loads| ratio(&loads.runs, load, &floor.runs, base));
-                found.map_or_else(String::new, |ratio| format!("{ratio:.2}"))
-            };
-            rows.push(vec![
-                name,
-                of_floor(end_to_end, |run| run.delivered_per_s, |run| run.delivered_per_s),
-                of_floor(end_to_end, LoadRun::cpu_us, |run| run.cpu_us_per_delivery),
-                of_floor(fan_out, |run| run.delivered_per_s, |run| run.delivered_per_s),
-            ]);
-        };
-        for Ceiling { keeps, end_to_end, fan_out } in &figures.ceilings {
-            add(format!("relay that keeps {}", keeps.name()), Some(end_to_end), Some(fan_out));
+        if figures.ceilings.is_empty() {
+            return String::new();
         }
-        if figures.end_to_end.is_some() || figures.fan_out.is_some() {
-            add("Postrider".to_owned(), figures.end_to_end.as_ref(), figures.fan_out.as_ref());
+        let rate: fn(&LoadRun) -> f64 = |run| run.delivered_per_s;
+        let mut rows = vec![["", "delivered/s", "CPU us", "fan-out 1:10, delivered/s"].map(str::to_owned).to_vec()];
+        let mut add = |name: String, [rate, cpu, wide]: [String; 3]| rows.push(vec![name, rate, cpu, wide]);
+        for Ceiling { keeps, end_to_end, fan_out } in &figures.ceilings {
+            let relay = format!("relay that keeps {}", keeps.name());
+            if let Some(floor) = &figures.floor {
+                let of_floor =
+                    |loads: &Series<LoadRun>| ratios(&loads.runs, rate, &floor.runs, |run| run.delivered_per_s);
+                let cpu = ratios(&end_to_end.runs, LoadRun::cpu_us, &floor.runs, |run| run.cpu_us_per_delivery);
+                add(format!("{relay}, of the floor"), [of_floor(end_to_end), cpu, of_floor(fan_out)]);
+            }
+            let of_relay = |ours: &Option<Series<LoadRun>>, relay: &Series<LoadRun>, pick: fn(&LoadRun) -> f64| {
+                ours.as_ref().map_or_else(String::new, |ours| ratios(&ours.runs, pick, &relay.runs, pick))
+            };
+            let ours = [
+                of_relay(&figures.end_to_end, end_to_end, rate),
+                of_relay(&figures.end_to_end, end_to_end, LoadRun::cpu_us),
+                of_relay(&figures.fan_out, fan_out, rate),
+            ];
+            add(format!("Postrider, of the {relay}"), ours);
         }
         format!("\n{}", table(&rows))
     }
@@ -325,6 +328,14 @@ impl Loads {
 pub fn spread<T>(series: &Series<T>, digits: usize, pick: impl Fn(&T) -> f64) -> String {
     let [median, least, greatest] =
         [&series.median, &series.least, &series.greatest].map(|run| format!("{:.digits$}", pick(run)));
+    if least == greatest { median } else { format!("{median} ({least}-{greatest})") }
+}
+
+/// The median of the ratios within each round, and between which they lie: `0.31 (0.29-0.33)`.
+fn ratios<A, B>(over: &[A], of_over: fn(&A) -> f64, under: &[B], of_under: fn(&B) -> f64) -> String {
+    let ratios: Vec<f64> = over.iter().zip(under).map(|(over, under)| of_over(over) / of_under(under)).collect();
+    let [median, least, greatest] =
+        [By::Median, By::Least, By::Greatest].map(|by| format!("{:.2}", by.of(&ratios, |ratio| *ratio)));
     if least == greatest { median } else { format!("{median} ({least}-{greatest})") }
 }
 

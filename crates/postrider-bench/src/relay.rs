@@ -1,12 +1,7 @@
-//! The ceiling: what any server could do here that takes messages in and delivers them with this HTTP library.
+//! The ceiling: what a server reaches that takes messages in and delivers them, and does nothing else.
 //!
-//! A relay takes a message, answers with its id, signs it and posts it to the endpoints of its application, ten requests at a
-//! time for each, as Postrider does. There it ends: no token is checked and nothing parsed, nothing is looked up, decided,
-//! limited, retried, counted or logged. It keeps nothing, or what a durable server cannot do without: a row for each message,
-//! synced before it is answered, and one for each outcome.
-
-mod rows;
-mod serve;
+//! It is a program of its own, `postrider-relay`, which says what it does. It keeps nothing, or what a durable server cannot do
+//! without: a row for each message, synced before it is answered, and one for each outcome.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,7 +9,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use http::HeaderValue;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -26,10 +21,9 @@ use crate::generator::Way;
 use crate::process;
 use crate::report::{LoadRun, Series};
 use crate::subject::{Subject, Usage};
-pub use serve::{RelayArgs, serve};
 
 /// What is written down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Keeps {
     Nothing,
@@ -70,11 +64,13 @@ pub struct Relay {
 impl Relay {
     pub async fn start(keeps: Keeps, dir: &Path) -> Result<Relay> {
         let folder = tempfile::Builder::new().prefix("postrider-bench-").tempdir_in(dir)?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("relay")
-            .args(["--keeps", keeps.name()])
-            .arg("--file")
-            .arg(folder.path().join("relay.db"))
+        let program = std::env::current_exe()?.with_file_name("postrider-relay");
+        ensure!(program.is_file(), "there is no relay at {}: build it with `cargo build --release`", program.display());
+        let mut command = Command::new(program);
+        if keeps == Keeps::Rows {
+            command.arg("--rows").arg(folder.path().join("relay.db"));
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -89,6 +85,7 @@ impl Relay {
         Ok(Relay { child, pid, orders, api, host, _folder: folder })
     }
 
+    /// Whatever became of the measurement.
     pub async fn end(mut self) -> Result<()> {
         drop(self.orders);
         tokio::time::timeout(SLACK, self.child.wait()).await.context("the relay did not end")??;
