@@ -102,8 +102,13 @@ fn count(
 /// Stands for an ordering key in the counter of a FIFO endpoint.
 pub const WHOLE_LANE: i64 = 0;
 
-fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(EndpointKey, u64)]) -> rusqlite::Result<()> {
-    let (connection, piece) = (&batch.transaction, batch.current_piece());
+fn insert(
+    batch: &mut Batch<'_>,
+    key: i64,
+    message: &NewMessage,
+    sequences: &[(EndpointKey, u64)],
+) -> rusqlite::Result<()> {
+    let piece = batch.current_piece();
     let Content { event_type, event_id, channels, tags, content_type, ordering_key, deliver_at, received, payload } =
         &message.content;
     let extra = Extra {
@@ -118,7 +123,7 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(Endpo
         received: received.clone(),
     };
     let extra = (extra != Extra::default()).then(|| serde_json::to_string(&extra).expect("strings become JSON"));
-    piece.prepare(connection, "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute((
+    batch.insert_message.on(piece)?.execute((
         key,
         message.app.raw(),
         event_type,
@@ -127,6 +132,7 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(Endpo
         message.idempotency.map(|repeat| repeats::pack(&repeat.key, &repeat.request)),
         payload.as_ref(),
     ))?;
+    let connection = &batch.transaction;
     if let Some(event_id) = event_id {
         piece.prepare(connection, "INSERT INTO event_id_{n} VALUES (?1, ?2, ?3)")?.execute((
             message.app.raw(),
@@ -139,6 +145,8 @@ fn insert(batch: &Batch<'_>, key: i64, message: &NewMessage, sequences: &[(Endpo
     }
     Ok(())
 }
+
+pub const INSERT_MESSAGE: &str = "INSERT INTO message_{n} VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 
 fn accepted_before(batch: &Batch<'_>, idempotency: &Idempotency, at: Timestamp) -> rusqlite::Result<Option<Seen>> {
     let pieces = batch.pieces();

@@ -108,13 +108,8 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         Next::Delivered | Next::Retry { .. } | Next::Nothing | Next::Postponed { .. } => None,
     };
     let key = batch.mint_attempt(settlement.at);
-    let mut insert = piece.prepare(
-        &batch.transaction,
-        "INSERT INTO attempt_{n} VALUES
-         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
-    )?;
     let class = class_code(attempt.class);
-    insert.execute(rusqlite::params![
+    batch.insert_attempt.on(piece)?.execute(rusqlite::params![
         id.message.raw(),
         key,
         id.endpoint.raw(),
@@ -138,9 +133,12 @@ fn record_attempt(batch: &mut Batch<'_>, settlement: &Settlement, attempt: &Atte
         attempt.held.map(|held| held_code(held.by)),
         Some(attempt.headers.as_ref()).filter(|headers| !headers.is_empty()),
     ])?;
-    drop(insert);
     batch.list_attempt(piece, AttemptEntry { endpoint: id.endpoint.raw(), key, message: id.message.raw(), class })
 }
+
+pub const INSERT_ATTEMPT: &str = "
+    INSERT INTO attempt_{n} VALUES
+    (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)";
 
 /// Whether a delivery that was handed over still has to arrive. Its message may have been forgotten meanwhile, a resend
 /// may have brought it there, or a person may have ended it.

@@ -11,12 +11,14 @@
 
 use super::{
     OpenError, SqliteOptions,
+    accept::INSERT_MESSAGE,
     crowd::Crowd,
     listing::{self, AttemptEntry, Listing, MessageEntry, Recent, Unfiled},
     outstanding::{HandOff, Outstanding},
-    pieces::{Piece, Pieces, piece_of, time_of_key},
+    pieces::{OnPieces, Piece, Pieces, piece_of, time_of_key},
     repeats::{self, Repeats, Seen},
     schema,
+    settle::INSERT_ATTEMPT,
 };
 use crate::{Committed, StoreError, intake::Room, rows::minter::Minter, step};
 use postrider_engine::{AppKey, EndpointKey, MessageKey, Timestamp};
@@ -70,6 +72,9 @@ pub const MINTED: &str = "minted_through";
 pub struct Batch<'c> {
     pub transaction: Transaction<'c>,
     pub minter: &'c Minter,
+    /// Prepared once, however many rows the batch has.
+    pub insert_message: OnPieces<'c>,
+    pub insert_attempt: OnPieces<'c>,
     options: SqliteOptions,
     /// The oldest message with a hand-off that has no row yet.
     pub oldest_handed: Option<i64>,
@@ -564,6 +569,8 @@ impl State {
         let mut batch = Batch {
             transaction: Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?,
             minter: &self.shared.minter,
+            insert_message: OnPieces::new(&self.connection, INSERT_MESSAGE),
+            insert_attempt: OnPieces::new(&self.connection, INSERT_ATTEMPT),
             options: self.options,
             oldest_handed: self.shared.oldest_outstanding(),
             pieces: self.shared.pieces(),
