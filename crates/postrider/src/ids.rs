@@ -235,10 +235,16 @@ fn read_digits(text: &[u8], count: usize) -> Option<[u32; 5]> {
         return None;
     }
     let mut words = [0u32; 5];
-    for &letter in text {
-        let mut carry = u64::from(digit(letter)?);
+    // As many digits at a time as one pass of multiplications can take in.
+    let (first, others) = text.split_at(count % CHUNK_DIGITS);
+    for chunk in std::iter::once(first).chain(others.chunks(CHUNK_DIGITS)) {
+        let (mut carry, mut scale) = (0, 1);
+        for &letter in chunk {
+            carry = carry * 62 + u64::from(digit(letter)?);
+            scale *= 62;
+        }
         for word in words.iter_mut().rev() {
-            let part = u64::from(*word) * 62 + carry;
+            let part = u64::from(*word) * scale + carry;
             *word = part as u32;
             carry = part >> 32;
         }
@@ -264,7 +270,7 @@ const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 const DIGITS: usize = 27;
 /// 62^22 is above 2^128: 16 bytes.
 pub const DIGITS_SHORT: usize = 22;
-/// 62^5 is the greatest power of 62 below 2^32: five digits for one pass of divisions.
+/// 62^5 is the greatest power of 62 below 2^32: five digits for one pass of divisions, or of multiplications.
 const CHUNK: u64 = 62u64.pow(CHUNK_DIGITS as u32);
 const CHUNK_DIGITS: usize = 5;
 const PREFIX_MAX: usize = 6;
