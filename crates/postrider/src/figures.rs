@@ -30,9 +30,9 @@ const NOTE_EVERY: Duration = Duration::from_secs(30);
 /// Nobody should wait longer for new figures because one look took very long: the next may be quicker.
 const PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// To count takes the longer the more there is, and the store has better things to do: a hundredth of the time, while a look
-/// takes less than a second.
-const SHARE: u32 = 100;
+/// To count takes the longer the more there is, and the store has better things to do: the two looks that are taken often, at all
+/// and at single endpoints, have a hundredth of the time between them, while each takes less than a third of a second.
+const SHARE: u32 = 200;
 
 /// Looks things up for as long as the server runs.
 pub struct Figures {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn who_takes_long_to_count_is_asked_less_often() {
-        for (took, expected) in [(0, 5_000), (50, 5_000), (300, 30_000), (15_000, 60_000)] {
+        for (took, expected) in [(0, 5_000), (25, 5_000), (50, 10_000), (15_000, 60_000)] {
             assert_eq!(until_next(Duration::from_millis(took), EVERY), Duration::from_millis(expected), "{took} ms");
         }
         assert_eq!(until_next(Duration::MAX, EVERY), PAUSE_MAX);
