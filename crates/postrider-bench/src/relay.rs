@@ -65,7 +65,11 @@ impl Relay {
     pub async fn start(keeps: Keeps, dir: &Path) -> Result<Relay> {
         let folder = tempfile::Builder::new().prefix("postrider-bench-").tempdir_in(dir)?;
         let program = std::env::current_exe()?.with_file_name("postrider-relay");
-        ensure!(program.is_file(), "there is no relay at {}: build it with `cargo build --release`", program.display());
+        ensure!(
+            program.is_file(),
+            "there is no relay at {}: build it with `cargo build --release -p postrider-bench`",
+            program.display()
+        );
         let mut command = Command::new(program);
         if keeps == Keeps::Rows {
             command.arg("--rows").arg(folder.path().join("relay.db"));
