@@ -448,6 +448,63 @@ fn deleting_an_endpoint_does_not_lift_the_limit_of_its_application() {
     }
 }
 
+/// Lanes in which so many messages were sent in the last second while one request hangs, and then many come at once.
+fn rushed(sent: i64, lanes: i64) -> World {
+    let limits = Limits { window: 4, beyond: 8, bytes: 100_000_000, patience: Duration::from_secs(3_600), ..SMALL };
+    let limits = Limits { in_flight: 1_000, lane_bytes: 1_000_000, ..limits };
+    let mut world = World::new(1, limits, (1..=lanes).map(|lane| (lane, lane_settings(1))));
+    let mut rush = |messages: std::ops::Range<i64>, takes| {
+        world.receiver = Box::new(move |_, _, _| Reply { takes, ..status(200) });
+        for message in messages {
+            (1..=lanes).for_each(|lane| world.accept(message, lane, None));
+            world.run_until(world.now.plus(STORE_SLACK));
+        }
+    };
+    rush(0..1, Duration::from_secs(10));
+    rush(1..1 + sent, Duration::from_millis(1));
+    rush(1_000..1_002, Duration::from_secs(10));
+    for message in 1_002..1_050 {
+        (1..=lanes).for_each(|lane| world.accept(message, lane, None));
+    }
+    world
+}
+
+const UNDER_WAY: usize = 3;
+const WINDOW: usize = 4;
+
+#[test]
+fn beyond_its_window_a_lane_keeps_as_much_as_it_has_sent_in_a_second() {
+    for (sent, kept) in [(0, 0), (6, 6), (20, 8)] {
+        let mut world = rushed(sent, 1);
+        assert_eq!(world.dispatcher.held(), UNDER_WAY + WINDOW + kept, "after {sent}");
+        world.settle_down();
+        assert_eq!(world.delivered.len() as i64, 51 + sent);
+    }
+}
+
+#[test]
+fn lanes_lag_when_there_is_more_beyond_their_windows_than_one_alone_may_have_there() {
+    let lags = |world: &World| world.dispatcher.lags(world.now);
+    assert!(!lags(&rushed(20, 1)), "an endpoint that is flooded holds up nobody else");
+    assert!(!lags(&rushed(0, 10)), "endpoints that hang hold up nobody else");
+    assert!(lags(&rushed(20, 2)));
+}
+
+#[test]
+fn what_leaves_the_lanes_is_not_what_they_lag_by() {
+    let later = |world: &World| world.now.plus(Duration::from_secs(2));
+    let mut world = rushed(20, 2);
+    world.park(1, true);
+    assert!(!world.dispatcher.lags(later(&world)));
+    let mut world = rushed(20, 2);
+    world.depose(0);
+    assert!(!world.dispatcher.lags(later(&world)));
+    let mut world = rushed(20, 2);
+    assert!(world.dispatcher.lags(later(&world)), "it stands there still");
+    world.settle_down();
+    assert!(!world.dispatcher.lags(later(&world)));
+}
+
 #[test]
 fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
     let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);

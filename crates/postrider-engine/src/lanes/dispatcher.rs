@@ -8,6 +8,7 @@ use super::{
     gate::Gate,
     lane::{Lane, LaneSettings, Ledger, Timer, Wanted},
     late::{Elsewhere, Span},
+    pace::Pace,
     parcel::Parcel,
     stored::{FixedHash, earliest},
     turns::Turns,
@@ -27,6 +28,9 @@ use std::{
 pub struct Limits {
     /// Deliveries that one lane keeps ready in memory.
     pub window: usize,
+    /// What is handed over to a lane that gets on may stand beyond its window: as much as it sends in a second, and no more
+    /// than so many.
+    pub beyond: usize,
     /// What all lanes together keep in memory, in bytes.
     pub bytes: usize,
     /// What one lane loads into memory, in bytes.
@@ -46,6 +50,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             window: 1_024,
+            beyond: 4_096,
             bytes: 64 * 1024 * 1024,
             lane_bytes: 2 * 1024 * 1024,
             loads: 4,
@@ -161,6 +166,8 @@ pub struct Dispatcher<C> {
     /// When all of our own slots were last taken.
     full: Span,
     swept: Timestamp,
+    /// What lanes that get on had no room for, but of each no more than it sends.
+    overflow: Pace,
     may_start: bool,
     gained_at: Option<Timestamp>,
 }
@@ -181,6 +188,7 @@ impl<C> Dispatcher<C> {
             in_flight: 0,
             full: Span::default(),
             swept: Timestamp::default(),
+            overflow: Pace::default(),
             may_start: true,
             gained_at: None,
         }
@@ -205,6 +213,7 @@ impl<C> Dispatcher<C> {
     /// to wait for as long as the clock went back, but what has a due time of its own.
     pub fn set_back(&mut self, now: Timestamp) {
         self.swept = self.swept.min(now);
+        self.overflow.set_back(now);
         self.gained_at = self.gained_at.map(|at| at.min(now));
         self.turns.set_back(now);
         for endpoint in self.lanes_that(|_| true) {
@@ -236,7 +245,8 @@ impl<C> Dispatcher<C> {
     /// and spills what is always told of them; it is ignored, even if the lane has come back by then.
     pub fn forget(&mut self, apps: impl Fn(AppKey) -> bool) {
         for endpoint in self.lanes_that(&apps) {
-            let Some(lane) = self.lanes.remove(&endpoint) else { continue };
+            let Some(mut lane) = self.lanes.remove(&endpoint) else { continue };
+            lane.count_beyond(usize::MAX, &mut self.ledger);
             self.ledger.bytes -= lane.bytes();
             self.ledger.handed -= lane.line.handed();
             if let Some(timer) = lane.timer {
@@ -340,7 +350,10 @@ impl<C> Dispatcher<C> {
         let endpoint = parcel.id.endpoint;
         self.open(endpoint, settings);
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        let has_room = lane.line.len() < self.limits.window && self.ledger.bytes + parcel.weight <= self.limits.bytes;
+        // What it will have sent in about a second.
+        let beyond = lane.pace.per_second(now).min(self.limits.beyond);
+        let has_room = lane.line.len() < self.limits.window + beyond
+            && self.ledger.bytes + parcel.weight <= self.limits.bytes;
         let is_next = match lane.line.chain_of(parcel.id, parcel.order) {
             None => !lane.stored.has_backlog(now),
             // Any row may be one that it must wait for.
@@ -357,6 +370,10 @@ impl<C> Dispatcher<C> {
             Gate::Bury | Gate::Probe | Gate::Open if has_room && is_next => lane.hold(parcel, &mut self.ledger),
             Gate::Shut { .. } if planted(Bug::HandedToShutLaneDropped) => return,
             Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
+                lane.overflow.step(now);
+                if lane.overflow.per_second(now) <= beyond {
+                    self.overflow.step(now);
+                }
                 lane.spill(parcel.id, parcel.order, &mut self.ledger);
                 return;
             }
@@ -553,6 +570,12 @@ impl<C> Dispatcher<C> {
         self.in_flight
     }
 
+    /// Whether lanes that get on have more beyond their windows, or have given more rows in the last second, than one lane
+    /// alone may: then it is not an endpoint that is slow, but we are.
+    pub fn lags(&self, now: Timestamp) -> bool {
+        self.ledger.beyond.max(self.overflow.per_second(now)) > self.limits.beyond
+    }
+
     /// Deliveries in memory, on the network or being written down.
     pub fn held(&self) -> usize {
         self.lanes.values().map(Lane::held).sum()
@@ -633,6 +656,7 @@ impl<C> Dispatcher<C> {
     /// Looks at one lane after something changed: does it want a turn, a load, or to be woken later?
     fn review(&mut self, endpoint: EndpointKey, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
+        lane.count_beyond(self.limits.window, &mut self.ledger);
         let gate = lane.gate(now);
         let mut timer = None;
         // A lane that has its share is looked at again when one of its own requests ends; it has at least one.
@@ -736,6 +760,7 @@ impl<C> Dispatcher<C> {
         for lane in self.lanes.values_mut() {
             let leaving = lane.line.take_stale(oldest);
             lane.let_go(leaving, Wanted::AtOnce, &mut self.ledger, now);
+            lane.count_beyond(self.limits.window, &mut self.ledger);
         }
     }
 }

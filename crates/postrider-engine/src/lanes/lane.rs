@@ -9,6 +9,7 @@ use super::{
     gate::{Gate, Watch},
     late::{Elsewhere, Span, Spans},
     order::Line,
+    pace::Pace,
     parcel::Parcel,
     stored::{FixedHash, Stored},
 };
@@ -73,6 +74,12 @@ pub(super) struct Lane<C> {
     held: HashMap<DeliveryId, Holding, FixedHash>,
     /// The weight of all that is held.
     bytes: usize,
+    /// What was answered.
+    pub pace: Pace,
+    /// What came and had to be given a row.
+    pub overflow: Pace,
+    /// How much of the ledger's is this lane's.
+    beyond: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +109,8 @@ pub(super) struct Ledger {
     pub bytes: usize,
     /// What has no row of its own and has not been sent.
     pub handed: usize,
+    /// What stands ready in lanes beyond their windows.
+    pub beyond: usize,
     /// Waits to be given rows.
     pub spills: Vec<(DeliveryId, Option<OrderKey>)>,
 }
@@ -137,6 +146,9 @@ impl<C> Lane<C> {
             settling: 0,
             held: HashMap::default(),
             bytes: 0,
+            pace: Pace::default(),
+            overflow: Pace::default(),
+            beyond: 0,
         }
     }
 
@@ -292,6 +304,12 @@ impl<C> Lane<C> {
         self.bytes
     }
 
+    /// To be told whenever the line may have become longer or shorter.
+    pub fn count_beyond(&mut self, window: usize, ledger: &mut Ledger) {
+        let before = std::mem::replace(&mut self.beyond, self.line.len().saturating_sub(window));
+        ledger.beyond = ledger.beyond + self.beyond - before;
+    }
+
     fn release(&mut self, id: DeliveryId, ledger: &mut Ledger) -> Option<Holding> {
         let holding = self.held.remove(&id)?;
         self.bytes -= holding.weight;
@@ -351,6 +369,9 @@ impl<C> Lane<C> {
             return None;
         }
         self.in_flight -= 1;
+        if verdict.is_some() {
+            self.pace.step(now);
+        }
         match verdict {
             Some(verdict) if !self.settings.gone => self.learn(id, verdict, ledger, now),
             Some(_) | None => {
@@ -470,6 +491,8 @@ impl<C> Lane<C> {
         self.gained_at = self.gained_at.map(|at| at.min(now));
         self.bucket = self.bucket.map(|bucket| bucket.set_back(now));
         self.spent_at = self.spent_at.map(|at| at.min(now));
+        self.pace.set_back(now);
+        self.overflow.set_back(now);
         if self.stored.next_due.is_some() {
             self.stored.expect(now);
         }

@@ -5,6 +5,7 @@ mod gate;
 mod lane;
 mod late;
 mod order;
+mod pace;
 mod parcel;
 mod ramp;
 mod stored;

@@ -303,6 +303,10 @@ impl Store for SqliteStore {
         taken.expect("what is committed is listened to once")
     }
 
+    fn set_lag(&self, lags: bool) {
+        self.intake.set_lag(lags);
+    }
+
     // One process owns the folder, and so everything in it.
 
     fn own(&self, _: Tenure, _: Shards) -> Result<(), StoreError> {

@@ -274,6 +274,7 @@ impl Dispatch {
             self.commit();
             self.give_up_quiet();
             self.enter_offered();
+            self.store.set_lag(self.engine.lags(now));
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
             if self.stopping && self.is_at_rest() {
