@@ -10,6 +10,7 @@
 
 mod delivery;
 mod found;
+mod hands;
 mod meters;
 mod notices;
 mod settings;
@@ -32,6 +33,7 @@ use crate::{
 pub use delivery::LOOP_HEADER;
 use delivery::{Cargo, Carrier, Leave, Settled};
 use found::Found;
+use hands::Hands;
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
@@ -114,6 +116,7 @@ pub struct Dispatch {
     store: Arc<dyn Store>,
     directory: Arc<Directory>,
     carrier: Arc<Carrier>,
+    hands: Hands<Errand>,
     tasks: Arc<Tasks>,
     clock: Clock,
     events: mpsc::UnboundedSender<Event>,
@@ -189,6 +192,7 @@ impl Dispatch {
             carrier: Arc::new(Carrier::new(Arc::clone(&store), Arc::clone(&directory), post, ids, clock.clone(), rng)),
             store,
             directory,
+            hands: Hands::default(),
             tasks,
             clock,
             events,
@@ -349,11 +353,19 @@ impl Dispatch {
     fn carry_out(&mut self, command: Command<Cargo>, now: Timestamp) {
         match command {
             Command::Send(parcel) => {
-                let carrier = Arc::clone(&self.carrier);
                 let promise = Promise::new(self.events.clone(), self.reign, &parcel, now);
                 let lane_is_gone = self.engine.settings_of(parcel.id.endpoint).is_some_and(|lane| lane.gone);
                 let leave = Leave { tenure: self.tenure, lane_is_gone };
-                tokio::spawn(async move { promise.keep(carrier.deliver(parcel, leave).await) });
+                self.hands.give(Errand { promise, parcel, leave }, |mut hand| {
+                    let carrier = Arc::clone(&self.carrier);
+                    async move {
+                        while let Some(Errand { promise, parcel, leave }) = hand.errand().await {
+                            let settled = carrier.deliver(parcel, leave).await;
+                            hand.rest();
+                            promise.keep(settled);
+                        }
+                    }
+                });
             }
             Command::Bury(parcel) => {
                 let ended = Box::new(self.carrier.end_by_breaker(parcel));
@@ -591,6 +603,13 @@ async fn nap_until(at: Option<Instant>) {
 enum Reading {
     Current,
     Outdated,
+}
+
+/// What one task does for one parcel.
+struct Errand {
+    promise: Promise,
+    parcel: Parcel<Cargo>,
+    leave: Leave,
 }
 
 /// That something will be heard of every parcel that is sent out, even if its task dies on the way.
