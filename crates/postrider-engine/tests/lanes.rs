@@ -452,7 +452,8 @@ fn deleting_an_endpoint_does_not_lift_the_limit_of_its_application() {
 fn rushed(sent: i64, lanes: i64) -> World {
     let limits = Limits { window: 4, beyond: 8, bytes: 100_000_000, patience: Duration::from_secs(3_600), ..SMALL };
     let limits = Limits { in_flight: 1_000, lane_bytes: 1_000_000, ..limits };
-    let mut world = World::new(1, limits, (1..=lanes).map(|lane| (lane, lane_settings(1))));
+    let all = (1..=lanes).map(|lane| (lane, lane_settings(1))).chain([(ANOTHER, lane_settings(2))]);
+    let mut world = World::new(1, limits, all);
     let mut rush = |messages: std::ops::Range<i64>, takes| {
         world.receiver = Box::new(move |_, _, _| Reply { takes, ..status(200) });
         for message in messages {
@@ -469,6 +470,8 @@ fn rushed(sent: i64, lanes: i64) -> World {
     world
 }
 
+/// Of another application, with nothing to do.
+const ANOTHER: i64 = 1_000;
 const UNDER_WAY: usize = 3;
 const WINDOW: usize = 4;
 
@@ -482,27 +485,36 @@ fn beyond_its_window_a_lane_keeps_as_much_as_it_has_sent_in_a_second() {
     }
 }
 
-#[test]
-fn lanes_lag_when_there_is_more_beyond_their_windows_than_one_alone_may_have_there() {
-    let lags = |world: &World| world.dispatcher.lags(world.now);
-    assert!(!lags(&rushed(20, 1)), "an endpoint that is flooded holds up nobody else");
-    assert!(!lags(&rushed(0, 10)), "endpoints that hang hold up nobody else");
-    assert!(lags(&rushed(20, 2)));
+fn lags(world: &World) -> bool {
+    world.dispatcher.lags(world.now)
 }
 
 #[test]
-fn what_leaves_the_lanes_is_not_what_they_lag_by() {
-    let later = |world: &World| world.now.plus(Duration::from_secs(2));
-    let mut world = rushed(20, 2);
-    world.park(1, true);
-    assert!(!world.dispatcher.lags(later(&world)));
-    let mut world = rushed(20, 2);
-    world.depose(0);
-    assert!(!world.dispatcher.lags(later(&world)));
-    let mut world = rushed(20, 2);
-    assert!(world.dispatcher.lags(later(&world)), "it stands there still");
-    world.settle_down();
-    assert!(!world.dispatcher.lags(later(&world)));
+fn lanes_lag_when_they_send_much_and_more_stands_ready() {
+    assert!(!lags(&rushed(40, 1)), "an endpoint that is flooded holds up nobody else");
+    assert!(!lags(&rushed(0, 10)), "endpoints that hang hold up nobody else");
+    assert!(lags(&rushed(40, 3)));
+}
+
+#[test]
+fn what_is_no_longer_ready_is_not_what_lanes_lag_by() {
+    let ways: [fn(&mut World); 4] =
+        [|_| {}, World::settle_down, |world| (1..=3).for_each(|lane| world.park(lane, true)), |world| world.release(1)];
+    for (number, way) in ways.into_iter().enumerate() {
+        let mut world = rushed(40, 3);
+        way(&mut world);
+        // What hangs was sent too long ago by then.
+        world.run_until(world.now.plus(Duration::from_secs(3)));
+        assert!(!lags(&world), "way {number}");
+        if number > 0 {
+            world.receiver = Box::new(|_, _, _| Reply { takes: Duration::from_millis(1), ..status(200) });
+            for message in 2_000..2_040 {
+                world.accept(message, ANOTHER, None);
+                world.run_until(world.now.plus(STORE_SLACK));
+            }
+            assert!(!lags(&world), "much is sent, and nothing waits: way {number}");
+        }
+    }
 }
 
 #[test]

@@ -79,12 +79,7 @@ impl Intake {
     }
 
     /// For a message that came with others, which all together wait no longer than one.
-    async fn enter_by(
-        &self,
-        end: Instant,
-        bytes: usize,
-        deliveries: usize,
-    ) -> Result<(Place<'_>, Room), StoreError> {
+    async fn enter_by(&self, end: Instant, bytes: usize, deliveries: usize) -> Result<(Place<'_>, Room), StoreError> {
         let mut place = self.queue(bytes, deliveries)?;
         let room = timeout_at(end, self.wait_for_room(bytes, deliveries)).await.unwrap_or(Err(StoreError::Busy))?;
         self.balance(|balance, now| balance.came_in(deliveries, now));

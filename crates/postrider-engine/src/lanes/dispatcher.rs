@@ -31,6 +31,9 @@ pub struct Limits {
     /// What is handed over to a lane that gets on may stand beyond its window: as much as it sends in a second, and no more
     /// than so many.
     pub beyond: usize,
+    /// What may stand ready in all lanes together before they lag. Each counts for no more than it sends in an eighth of a
+    /// second, and than half of this.
+    pub ready: usize,
     /// What all lanes together keep in memory, in bytes.
     pub bytes: usize,
     /// What one lane loads into memory, in bytes.
@@ -51,6 +54,7 @@ impl Default for Limits {
         Self {
             window: 1_024,
             beyond: 4_096,
+            ready: 2_048,
             bytes: 64 * 1024 * 1024,
             lane_bytes: 2 * 1024 * 1024,
             loads: 4,
@@ -166,8 +170,8 @@ pub struct Dispatcher<C> {
     /// When all of our own slots were last taken.
     full: Span,
     swept: Timestamp,
-    /// What lanes that get on had no room for, but of each no more than it sends.
-    overflow: Pace,
+    /// What was answered.
+    pace: Pace,
     may_start: bool,
     gained_at: Option<Timestamp>,
 }
@@ -188,7 +192,7 @@ impl<C> Dispatcher<C> {
             in_flight: 0,
             full: Span::default(),
             swept: Timestamp::default(),
-            overflow: Pace::default(),
+            pace: Pace::default(),
             may_start: true,
             gained_at: None,
         }
@@ -213,7 +217,7 @@ impl<C> Dispatcher<C> {
     /// to wait for as long as the clock went back, but what has a due time of its own.
     pub fn set_back(&mut self, now: Timestamp) {
         self.swept = self.swept.min(now);
-        self.overflow.set_back(now);
+        self.pace.set_back(now);
         self.gained_at = self.gained_at.map(|at| at.min(now));
         self.turns.set_back(now);
         for endpoint in self.lanes_that(|_| true) {
@@ -246,7 +250,7 @@ impl<C> Dispatcher<C> {
     pub fn forget(&mut self, apps: impl Fn(AppKey) -> bool) {
         for endpoint in self.lanes_that(&apps) {
             let Some(mut lane) = self.lanes.remove(&endpoint) else { continue };
-            lane.count_beyond(usize::MAX, &mut self.ledger);
+            lane.count_ready(0, &mut self.ledger, Timestamp::default());
             self.ledger.bytes -= lane.bytes();
             self.ledger.handed -= lane.line.handed();
             if let Some(timer) = lane.timer {
@@ -352,8 +356,8 @@ impl<C> Dispatcher<C> {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
         // What it will have sent in about a second.
         let beyond = lane.pace.per_second(now).min(self.limits.beyond);
-        let has_room = lane.line.len() < self.limits.window + beyond
-            && self.ledger.bytes + parcel.weight <= self.limits.bytes;
+        let has_room =
+            lane.line.len() < self.limits.window + beyond && self.ledger.bytes + parcel.weight <= self.limits.bytes;
         let is_next = match lane.line.chain_of(parcel.id, parcel.order) {
             None => !lane.stored.has_backlog(now),
             // Any row may be one that it must wait for.
@@ -370,10 +374,6 @@ impl<C> Dispatcher<C> {
             Gate::Bury | Gate::Probe | Gate::Open if has_room && is_next => lane.hold(parcel, &mut self.ledger),
             Gate::Shut { .. } if planted(Bug::HandedToShutLaneDropped) => return,
             Gate::Shut { .. } | Gate::Bury | Gate::Probe | Gate::Open => {
-                lane.overflow.step(now);
-                if lane.overflow.per_second(now) <= beyond {
-                    self.overflow.step(now);
-                }
                 lane.spill(parcel.id, parcel.order, &mut self.ledger);
                 return;
             }
@@ -499,6 +499,9 @@ impl<C> Dispatcher<C> {
     /// come before `settled` may not know of it, and count only from then on.
     pub fn answered(&mut self, id: DeliveryId, verdict: Option<&Verdict>, now: Timestamp) -> Option<Step> {
         self.in_flight -= 1;
+        if verdict.is_some() {
+            self.pace.step(now);
+        }
         let lane = self.lanes.get_mut(&id.endpoint)?;
         let step = lane.answered(id, verdict, &mut self.ledger, now);
         self.review(id.endpoint, now);
@@ -570,10 +573,10 @@ impl<C> Dispatcher<C> {
         self.in_flight
     }
 
-    /// Whether lanes that get on have more beyond their windows, or have given more rows in the last second, than one lane
-    /// alone may: then it is not an endpoint that is slow, but we are.
+    /// Whether too much stands ready in lanes that get on: then it is not an endpoint that is slow, but we are.
     pub fn lags(&self, now: Timestamp) -> bool {
-        self.ledger.beyond.max(self.overflow.per_second(now)) > self.limits.beyond
+        // What was counted of lanes of which nothing was heard since may be no longer so.
+        self.ledger.ready > self.limits.ready && self.pace.per_second(now) > self.limits.ready
     }
 
     /// Deliveries in memory, on the network or being written down.
@@ -656,7 +659,7 @@ impl<C> Dispatcher<C> {
     /// Looks at one lane after something changed: does it want a turn, a load, or to be woken later?
     fn review(&mut self, endpoint: EndpointKey, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        lane.count_beyond(self.limits.window, &mut self.ledger);
+        lane.count_ready(self.limits.ready / 2, &mut self.ledger, now);
         let gate = lane.gate(now);
         let mut timer = None;
         // A lane that has its share is looked at again when one of its own requests ends; it has at least one.
@@ -760,7 +763,7 @@ impl<C> Dispatcher<C> {
         for lane in self.lanes.values_mut() {
             let leaving = lane.line.take_stale(oldest);
             lane.let_go(leaving, Wanted::AtOnce, &mut self.ledger, now);
-            lane.count_beyond(self.limits.window, &mut self.ledger);
+            lane.count_ready(self.limits.ready / 2, &mut self.ledger, now);
         }
     }
 }

@@ -47,6 +47,9 @@ pub struct LaneSettings {
     pub unknown: bool,
 }
 
+/// A lane that has more ready than it sends in such a part of a second is behind.
+const LAG_PARTS: usize = 8;
+
 /// A bucket holds a second's worth of requests, so that it is full again after a second without any.
 const BUCKET_REFILL: Duration = Duration::from_secs(1);
 
@@ -76,10 +79,8 @@ pub(super) struct Lane<C> {
     bytes: usize,
     /// What was answered.
     pub pace: Pace,
-    /// What came and had to be given a row.
-    pub overflow: Pace,
-    /// How much of the ledger's is this lane's.
-    beyond: usize,
+    /// How much of what is ready in the ledger is this lane's.
+    ready: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,8 +110,8 @@ pub(super) struct Ledger {
     pub bytes: usize,
     /// What has no row of its own and has not been sent.
     pub handed: usize,
-    /// What stands ready in lanes beyond their windows.
-    pub beyond: usize,
+    /// What stands ready in lanes, but in each no more than it sends in an eighth of a second.
+    pub ready: usize,
     /// Waits to be given rows.
     pub spills: Vec<(DeliveryId, Option<OrderKey>)>,
 }
@@ -147,8 +148,7 @@ impl<C> Lane<C> {
             held: HashMap::default(),
             bytes: 0,
             pace: Pace::default(),
-            overflow: Pace::default(),
-            beyond: 0,
+            ready: 0,
         }
     }
 
@@ -305,9 +305,15 @@ impl<C> Lane<C> {
     }
 
     /// To be told whenever the line may have become longer or shorter.
-    pub fn count_beyond(&mut self, window: usize, ledger: &mut Ledger) {
-        let before = std::mem::replace(&mut self.beyond, self.line.len().saturating_sub(window));
-        ledger.beyond = ledger.beyond + self.beyond - before;
+    pub fn count_ready(&mut self, max: usize, ledger: &mut Ledger, now: Timestamp) {
+        let ready = match self.gate(now) {
+            // How much else is due in the store is not known.
+            Gate::Open if self.stored.has_backlog(now) => usize::MAX,
+            Gate::Open => self.line.len(),
+            Gate::Shut { .. } | Gate::Bury | Gate::Probe => 0,
+        };
+        let ready = ready.min(self.pace.per_second(now) / LAG_PARTS).min(max);
+        ledger.ready = ledger.ready + ready - std::mem::replace(&mut self.ready, ready);
     }
 
     fn release(&mut self, id: DeliveryId, ledger: &mut Ledger) -> Option<Holding> {
@@ -492,7 +498,6 @@ impl<C> Lane<C> {
         self.bucket = self.bucket.map(|bucket| bucket.set_back(now));
         self.spent_at = self.spent_at.map(|at| at.min(now));
         self.pace.set_back(now);
-        self.overflow.set_back(now);
         if self.stored.next_due.is_some() {
             self.stored.expect(now);
         }

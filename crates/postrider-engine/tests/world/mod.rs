@@ -26,6 +26,7 @@ use std::{
 pub const SMALL: Limits = Limits {
     window: 6,
     beyond: 4,
+    ready: 2,
     bytes: 20_000,
     lane_bytes: 8_000,
     loads: 2,

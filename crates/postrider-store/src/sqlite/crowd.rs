@@ -8,7 +8,7 @@
 use std::{
     sync::{
         OnceLock,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, Thread},
     time::Instant,
@@ -22,6 +22,7 @@ const ENOUGH: usize = 24;
 #[derive(Default)]
 pub struct Crowd {
     here: AtomicUsize,
+    lags: AtomicBool,
     writer: OnceLock<Thread>,
 }
 
@@ -35,6 +36,15 @@ impl Crowd {
         }
     }
 
+    /// Whether deliveries are behind: then nobody is the better for a commit that comes sooner.
+    pub fn set_lag(&self, lags: bool) {
+        self.lags.store(lags, SeqCst);
+    }
+
+    pub fn lags(&self) -> bool {
+        self.lags.load(SeqCst)
+    }
+
     /// A commit begins, which takes along who is here.
     pub fn is_taken_along(&self) {
         self.here.store(0, SeqCst);
@@ -43,7 +53,7 @@ impl Crowd {
     /// Waits until then, or until enough are here; for the writer's own thread.
     pub fn wait_until(&self, end: Instant) {
         self.writer.get_or_init(thread::current);
-        while self.here.load(SeqCst) < ENOUGH
+        while (self.lags() || self.here.load(SeqCst) < ENOUGH)
             && let Some(rest) = end.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
         {
             thread::park_timeout(rest);
@@ -65,6 +75,16 @@ mod tests {
         crowd.wait_until(end);
         assert!(Instant::now() < end);
         coming.join().expect("it counts");
+    }
+
+    #[test]
+    fn while_deliveries_lag_there_are_never_enough() {
+        let crowd = Crowd::default();
+        crowd.set_lag(true);
+        (0..=ENOUGH).for_each(|_| crowd.came());
+        let end = Instant::now() + Duration::from_millis(1);
+        crowd.wait_until(end);
+        assert!(Instant::now() >= end);
     }
 
     #[test]

@@ -305,6 +305,7 @@ impl Store for SqliteStore {
 
     fn set_lag(&self, lags: bool) {
         self.intake.set_lag(lags);
+        self.writer.set_lag(lags);
     }
 
     // One process owns the folder, and so everything in it.

@@ -52,8 +52,9 @@ const BATCH_TIME_MAX: Duration = Duration::from_millis(20);
 /// How far apart commits are at most, after one with so many jobs; `Crowd` says when they may be nearer. Every commit writes
 /// the last page of each tree again, so that fewer and greater ones save processor time; a job that comes alone waits for
 /// nobody.
-fn gap_after(jobs: usize) -> Duration {
+fn gap_after(jobs: usize, lags: bool) -> Duration {
     match jobs {
+        _ if lags => Duration::from_millis(4),
         0 | 1 => Duration::ZERO,
         2..CROWD => Duration::from_millis(1),
         CROWD.. => Duration::from_millis(2),
@@ -438,6 +439,11 @@ impl Writer {
         Ok(answer)
     }
 
+    /// Whether deliveries are behind.
+    pub fn set_lag(&self, lags: bool) {
+        self.crowd.set_lag(lags);
+    }
+
     pub fn is_open(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
@@ -496,7 +502,7 @@ impl State {
             let changes = self.connection.total_changes();
             let result = self.commit(&mut waiting, &mut run);
             let is_lost = self.is_disk_lost(&result, self.connection.total_changes() > changes);
-            let gap = gap_after(run.len());
+            let gap = gap_after(run.len(), self.crowd.lags());
             for job in run.drain(..) {
                 job.finish(result.clone());
             }
