@@ -112,7 +112,8 @@ impl Wire {
     }
 
     fn begin(&self, request: &Request<'_>) -> Option<PostId> {
-        let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok());
+        let headers = (request.headers)();
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let message = header("webhook-id").and_then(|id| self.world.ids.key_of::<engine::MessageKey>(id));
         let number = number_in(&request.body);
         let begun = Begun {

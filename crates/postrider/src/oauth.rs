@@ -188,7 +188,7 @@ impl Oauth {
         let asked = Instant::now();
         let request = Request {
             url,
-            headers,
+            headers: &|| headers.clone(),
             body,
             timeouts: means.timeouts,
             redirects_max: 0,
@@ -406,7 +406,7 @@ mod tests {
         async fn post(&self, request: Request<'_>) -> Exchange {
             assert_eq!(request.redirects_max, 0);
             let body = String::from_utf8(request.body.to_vec()).unwrap();
-            self.asked.lock().unwrap().push((request.headers, body));
+            self.asked.lock().unwrap().push(((request.headers)(), body));
             tokio::time::sleep(self.takes).await;
             self.answers.lock().unwrap().pop_front().expect("it is asked no oftener")
         }

@@ -209,7 +209,7 @@ async fn post(transport: &Transport, url: &EndpointUrl, go_to: Option<&str>) -> 
     transport
         .post(Request {
             url,
-            headers,
+            headers: &|| headers.clone(),
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
             redirects_max: 5,

@@ -326,7 +326,7 @@ async fn post(transport: &Transport, url: &EndpointUrl, tls: Option<&ClientTls>)
     transport
         .post(Request {
             url,
-            headers,
+            headers: &|| headers.clone(),
             body: Bytes::from_static(b"{}"),
             timeouts: Timeouts { connect: limit, first_byte: limit, total: limit },
             redirects_max: 2,

@@ -140,7 +140,7 @@ async fn a_receiver_that_never_reads_is_left_at_the_deadline() {
     let exchange = transport()
         .post(Request {
             url: &url,
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
             redirects_max: 0,
@@ -165,7 +165,7 @@ async fn an_early_refusal_of_a_large_body_is_heard() {
     let exchange = transport()
         .post(Request {
             url: &url,
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::from(vec![b'a'; 16 << 20]),
             timeouts: TIMEOUTS,
             redirects_max: 0,
@@ -285,7 +285,7 @@ async fn post(transport: &Transport, receiver: SocketAddr) -> Exchange {
     transport
         .post(Request {
             url: &url(receiver),
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
             redirects_max: 0,

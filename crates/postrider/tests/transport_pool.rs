@@ -139,7 +139,7 @@ async fn the_framing_is_ours() {
     let exchange = transport(LOOPBACK)
         .post(Request {
             url: &url,
-            headers,
+            headers: &|| headers.clone(),
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
             redirects_max: 0,
@@ -314,7 +314,7 @@ async fn a_handshake_that_stalls_ends_at_the_connect_timeout() {
     let exchange = transport(LOOPBACK)
         .post(Request {
             url: &url,
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::new(),
             timeouts: Timeouts { connect: Duration::from_millis(100), ..TIMEOUTS },
             redirects_max: 0,
@@ -408,7 +408,7 @@ async fn a_redirect_to_a_name_with_a_forbidden_address_is_not_followed() {
         let exchange = transport
             .post(Request {
                 url: &receiver.url("http", "127.0.0.1"),
-                headers: HeaderMap::new(),
+                headers: &HeaderMap::new,
                 body: Bytes::from_static(BODY),
                 timeouts: TIMEOUTS,
                 redirects_max: 5,
@@ -468,7 +468,7 @@ async fn post(transport: &Transport, url: &EndpointUrl) -> Exchange {
     transport
         .post(Request {
             url,
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::from_static(BODY),
             timeouts: TIMEOUTS,
             redirects_max: 0,

@@ -139,7 +139,7 @@ async fn post(transport: &Transport, url: &str) -> Exchange {
     transport
         .post(Request {
             url: &url,
-            headers: HeaderMap::new(),
+            headers: &HeaderMap::new,
             body: Bytes::from_static(BODY),
             timeouts,
             redirects_max: 0,

@@ -1,7 +1,7 @@
 //! A redirect is followed as far as the endpoint allows, and never where a first URL could not lead.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue};
 use postrider::transport::{
     AddressGuard, EndpointUrl, Exchange, REDIRECTS_MAX, Request, Transport, TransportConfig, UrlRules,
 };
@@ -362,7 +362,7 @@ impl Post {
             .unwrap()
             .post(Request {
                 url,
-                headers: headers.collect::<HeaderMap>(),
+                headers: &|| headers.clone().collect(),
                 body: self.body,
                 timeouts: TIMEOUTS,
                 redirects_max: self.redirects_max,

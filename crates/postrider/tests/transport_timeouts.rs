@@ -167,7 +167,7 @@ impl Receiver {
             .unwrap()
             .post(Request {
                 url: &url,
-                headers: HeaderMap::new(),
+                headers: &HeaderMap::new,
                 body: Bytes::new(),
                 timeouts,
                 redirects_max: REDIRECTS_MAX,

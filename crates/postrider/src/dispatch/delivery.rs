@@ -197,12 +197,15 @@ impl Carrier {
     ) -> Exchange {
         match &endpoint.target {
             Ok(url) => {
-                let mut headers = self.headers(endpoint, parcel, &body, now);
-                add_trace(&mut headers, trace);
+                let headers = || {
+                    let mut headers = self.headers(endpoint, parcel, &body, now);
+                    add_trace(&mut headers, trace);
+                    headers
+                };
                 let request = Request {
                     url,
-                    headers,
-                    body,
+                    headers: &headers,
+                    body: body.clone(),
                     timeouts: rules.timeouts,
                     redirects_max: rules.redirects_max,
                     kept_across_hosts: &KEPT_ACROSS_HOSTS,
@@ -236,9 +239,13 @@ impl Carrier {
                 Ok(bearer) => bearer,
                 Err(missing) => return missing.into_exchange(started.elapsed()),
             };
-            let (mut headers, body) = (request.headers.clone(), request.body.clone());
-            headers.insert(header::AUTHORIZATION, bearer.header.clone());
-            let mut exchange = self.post.post(Request { headers, body, timeouts: left(), ..request }).await;
+            let headers = || {
+                let mut headers = (request.headers)();
+                headers.insert(header::AUTHORIZATION, bearer.header.clone());
+                headers
+            };
+            let body = request.body.clone();
+            let mut exchange = self.post.post(Request { headers: &headers, body, timeouts: left(), ..request }).await;
             let is_refused = matches!(&exchange.outcome, Outcome::Answered(Answer { status: 401, .. }));
             // Another's refusal says nothing about it: it was not shown there.
             if is_refused && exchange.final_url.is_none() {

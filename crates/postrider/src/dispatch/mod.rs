@@ -405,7 +405,9 @@ impl Dispatch {
             return;
         }
         self.committing = true;
-        let rest = self.unsettled.split_off(self.unsettled.len().min(SETTLED_AT_ONCE));
+        let mut rest = self.unsettled.split_off(self.unsettled.len().min(SETTLED_AT_ONCE));
+        // The next ones will be about as many.
+        rest.reserve(self.unsettled.len());
         let batch = Arc::new(std::mem::replace(&mut self.unsettled, rest));
         let (store, events) = (Arc::clone(&self.store), self.events.clone());
         let (tenure, reign) = (self.tenure, self.reign);

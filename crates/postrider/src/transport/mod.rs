@@ -84,8 +84,9 @@ impl Post for Transport {
 /// No `Debug`: it holds a payload and its signature.
 pub struct Request<'a> {
     pub url: &'a EndpointUrl,
-    /// Host, length and everything else that frames a message is ours; what a caller sets of it is dropped.
-    pub headers: HeaderMap,
+    /// Made once for each request that goes out, and always the same. Host, length and everything else that frames a message
+    /// is ours; what a caller sets of it is dropped.
+    pub headers: &'a (dyn Fn() -> HeaderMap + Sync),
     pub body: Bytes,
     /// Each counts as a minute if it is longer. Over redirects, connect and first byte begin anew with
     /// each request; the total does not.
@@ -207,23 +208,21 @@ impl Transport {
         started: Instant,
         trail: &mut Trail<'_>,
     ) -> Result<Reply, (Failure, ConnectionUse)> {
-        let Request { mut headers, body, timeouts, kept_across_hosts, mut tls, .. } = request;
-        // Hardly ever is there one, and to look is cheaper than to remove what is not there.
-        if headers.keys().any(|name| OURS_TO_SET.contains(name)) {
-            for name in OURS_TO_SET {
-                headers.remove(name);
-            }
-        }
+        let Request { headers, body, timeouts, kept_across_hosts, mut tls, .. } = request;
+        // Since the first redirect.
+        let mut carried: Option<HeaderMap> = None;
         let total = started + timeouts.total.min(TIMEOUT_MAX);
         let mut hop_started = started;
         let mut led_here: Option<Reply> = None;
         loop {
             let deadlines = Deadlines::new(hop_started, total, &timeouts);
-            // Only who may go on needs them once more.
-            let mut headers_next = if trail.may_follow() { headers.clone() } else { HeaderMap::new() };
+            let headers = || match &carried {
+                Some(carried) => carried.clone(),
+                None => without_ours(headers()),
+            };
             let mut connection = ConnectionUse::Fresh;
             let way = Way::new(trail.here(), tls);
-            let sent = self.send(&way, headers, body.clone(), &deadlines, &mut connection).await;
+            let sent = self.send(&way, &headers, body.clone(), &deadlines, &mut connection).await;
             let answered = match (sent, led_here) {
                 (Ok(answered), _) => answered,
                 // Not the endpoint's address, but that of a redirect: the redirect is what went wrong.
@@ -251,12 +250,13 @@ impl Transport {
                 Step::Stay => return Ok(reply),
                 Step::Refuse(refusal) => return Ok(reply.refused(refusal)),
                 Step::Follow(url) => {
+                    let mut headers_next = headers();
                     carry_over(&mut headers_next, trail.here(), &url, kept_across_hosts);
                     if !is_same_origin(trail.here(), &url) {
                         tls = None;
                     }
                     trail.go(*url);
-                    headers = headers_next;
+                    carried = Some(headers_next);
                     led_here = Some(reply);
                     hop_started = Instant::now();
                 }
@@ -267,14 +267,14 @@ impl Transport {
     async fn send(
         &self,
         way: &Way<'_>,
-        headers: HeaderMap,
+        headers: &(dyn Fn() -> HeaderMap + Sync),
         body: Bytes,
         deadlines: &Deadlines,
         connection: &mut ConnectionUse,
     ) -> Result<Answered, Failure> {
         if let Some(line) = self.pool.take(&way.shelf).await {
             *connection = ConnectionUse::Reused;
-            let sent = self.send_on(line, way, headers.clone(), body.clone(), deadlines);
+            let sent = self.send_on(line, way, headers(), body.clone(), deadlines);
             match sent.await {
                 Ok(answered) => return Ok(answered),
                 Err(unanswered) if unanswered.is_silent => {
@@ -286,7 +286,7 @@ impl Transport {
         }
         // In a box of its own: it is large, and those that find a connection would carry it along.
         let line = Box::pin(self.open(way, deadlines, *connection)).await?;
-        self.send_on(line, way, headers, body, deadlines).await.map_err(|unanswered| unanswered.failure)
+        self.send_on(line, way, headers(), body, deadlines).await.map_err(|unanswered| unanswered.failure)
     }
 
     async fn send_on(
@@ -517,6 +517,16 @@ const OURS_TO_SET: [HeaderName; 10] = [
     header::ACCEPT_ENCODING,
     HeaderName::from_static("keep-alive"),
 ];
+
+fn without_ours(mut headers: HeaderMap) -> HeaderMap {
+    // Hardly ever is there one, and to look is cheaper than to remove what is not there.
+    if headers.keys().any(|name| OURS_TO_SET.contains(name)) {
+        for name in OURS_TO_SET {
+            headers.remove(name);
+        }
+    }
+    headers
+}
 
 /// So much of a response's body goes to the log.
 pub const BODY_KEPT_MAX: usize = 16 * 1024;

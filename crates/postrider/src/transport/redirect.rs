@@ -54,7 +54,7 @@ impl<'a> Trail<'a> {
         self.followed.len()
     }
 
-    pub fn may_follow(&self) -> bool {
+    fn may_follow(&self) -> bool {
         self.followed.len() < self.followed_max
     }
 
