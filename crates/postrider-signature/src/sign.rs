@@ -19,8 +19,9 @@ use crate::{PrivateKey, PublicKey, Secret, SigningSecret};
 ///
 /// `id` should hold no full stop, as Standard Webhooks asks: with one, the end of the id can be passed
 /// off as the timestamp.
-pub fn sign(keys: &[SigningKey], id: &str, timestamp: i64, body: &[u8]) -> String {
-    let mut header = String::with_capacity(keys.len() * SIGNATURE_LEN);
+pub fn sign<'k>(keys: impl IntoIterator<Item = &'k SigningKey>, id: &str, timestamp: i64, body: &[u8]) -> String {
+    // Hardly ever is there more than one.
+    let mut header = String::with_capacity(SIGNATURE_LEN);
     for key in keys {
         if !header.is_empty() {
             header.push(' ');

@@ -406,17 +406,13 @@ impl EndpointEntry {
     }
 
     /// The keys that sign now: the current one first, then old ones still in their time of grace.
-    pub fn signing_keys(&self, now: Timestamp) -> Vec<SigningKey> {
-        self.active_keys(now).cloned().collect()
+    pub fn signing_keys(&self, now: Timestamp) -> impl Iterator<Item = &SigningKey> {
+        self.signing.iter().filter(move |(_, expires_at)| expires_at.is_none_or(|at| now < at)).map(|(key, _)| key)
     }
 
     /// Of those that have one.
     pub fn public_keys(&self, now: Timestamp) -> Vec<PublicKey> {
-        self.active_keys(now).filter_map(SigningKey::public).collect()
-    }
-
-    fn active_keys(&self, now: Timestamp) -> impl Iterator<Item = &SigningKey> {
-        self.signing.iter().filter(move |(_, expires_at)| expires_at.is_none_or(|at| now < at)).map(|(key, _)| key)
+        self.signing_keys(now).filter_map(SigningKey::public).collect()
     }
 }
 

@@ -358,7 +358,7 @@ impl Listing {
         let mut behind = unfiled.lock();
         (behind.through, behind.newest_attempt) = (through, minted);
         drop(behind);
-        listing.committed(unfiled, pieces, 0, new);
+        listing.committed(unfiled, pieces, 0, new, i64::MAX);
         Ok(listing)
     }
 
@@ -393,8 +393,10 @@ impl Listing {
         Ok(slice.len())
     }
 
-    /// What was filed and what came new is committed.
-    pub fn committed(&mut self, unfiled: &Unfiled, pieces: &Pieces, filed: usize, new: New) {
+    /// What was filed and what came new is committed. First attempts of messages from `owed_from` on are still to come: they are
+    /// left for the next time, if that is not most of it, because an attempt that comes after its message was filed has to be
+    /// filed by itself.
+    pub fn committed(&mut self, unfiled: &Unfiled, pieces: &Pieces, filed: usize, new: New, owed_from: i64) {
         let mut behind = unfiled.lock();
         let through = self.through;
         behind.newest_attempt =
@@ -416,13 +418,13 @@ impl Listing {
             behind.attempts.retain(|entry| entry.message > through);
         }
         let is_idle = self.filing_through == self.through;
-        if is_idle
-            && behind.messages.len() + behind.attempts.len() >= self.recent_max
-            && let Some(newest) = behind.messages.last()
-        {
-            self.filing_through = newest.message;
-            self.messages.clone_from(&behind.messages);
-            self.attempts.clone_from(&behind.attempts);
+        if is_idle && behind.messages.len() + behind.attempts.len() >= self.recent_max && !behind.messages.is_empty() {
+            let tried = behind.messages.partition_point(|entry| entry.message < owed_from);
+            let count = if 2 * tried > behind.messages.len() { tried } else { behind.messages.len() };
+            let through = behind.messages[count - 1].message;
+            self.filing_through = through;
+            self.messages = behind.messages[..count].to_vec();
+            self.attempts = behind.attempts.iter().copied().filter(|entry| entry.message <= through).collect();
             drop(behind);
             self.messages.sort_unstable();
             self.attempts.sort_unstable();
@@ -459,3 +461,31 @@ fn hidden(before: &Pieces, now: &Pieces) -> Vec<Range<i64>> {
 }
 
 const FILE_ATTEMPT: &str = "INSERT OR IGNORE INTO by_endpoint_{n} VALUES (?1, ?2, ?3, ?4)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_still_owed_is_left_for_the_next_time_unless_that_is_most_of_it() {
+        let pieces: Pieces = Arc::new(vec![Piece { number: 1, first_key: 0 }]);
+        for (owed_from, filed_through) in [(i64::MAX, 6), (5, 4), (4, 6), (1, 6), (0, 6)] {
+            let mut listing = Listing {
+                recent_max: 12,
+                slice: 1,
+                pieces: Arc::clone(&pieces),
+                through: 0,
+                filing_through: 0,
+                messages: Vec::new(),
+                attempts: Vec::new(),
+                filed: 0,
+            };
+            let messages = (1..=6).map(|message| MessageEntry { app: 1, message }).collect();
+            let attempt = |message| AttemptEntry { endpoint: 2, key: 10 + message, message, class: 0 };
+            let attempts = (1..=6).map(attempt).collect();
+            listing.committed(&Unfiled::default(), &pieces, 0, New { messages, attempts }, owed_from);
+            let last = (listing.messages.last().map(|entry| entry.message), listing.attempts.len() as i64);
+            assert_eq!((listing.filing_through, last), (filed_through, (Some(filed_through), filed_through)));
+        }
+    }
+}

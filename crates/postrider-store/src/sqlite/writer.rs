@@ -552,7 +552,9 @@ impl State {
         // Before anybody is told what is in them.
         *self.shared.pieces.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&pieces);
         self.repeats.committed(&pieces, changes.filed, changes.new_repeats);
-        self.listing.committed(&self.shared.unfiled, &pieces, changes.listed, changes.new_listed);
+        let owed = [self.shared.oldest_outstanding(), changes.handed.first().map(|(message, _)| *message)];
+        let owed_from = owed.into_iter().flatten().min().unwrap_or(i64::MAX);
+        self.listing.committed(&self.shared.unfiled, &pieces, changes.listed, changes.new_listed, owed_from);
         self.newest = self.newest.max(changes.handed.last().map_or(0, |(newest, _)| *newest));
         self.shared.note_outstanding(changes.handed, changes.landed);
         self.note_ended(changes.newly_ended);

@@ -266,8 +266,7 @@ impl Carrier {
     fn headers(&self, endpoint: &EndpointEntry, parcel: &Parcel<Cargo>, body: &[u8], now: Timestamp) -> HeaderMap {
         let id = self.ids.encode(Kind::Message, parcel.id.message.raw());
         let timestamp = now.as_millis().div_euclid(1_000);
-        let keys = endpoint.signing_keys(now);
-        let signature = sign(&keys, &id, timestamp, body);
+        let signature = sign(endpoint.signing_keys(now), &id, timestamp, body);
         let own = |value: String| HeaderValue::try_from(value).expect("base62, base64 and digits fit in a header");
         let (id, signature) = (own(id), own(signature));
 
@@ -287,6 +286,7 @@ impl Carrier {
             headers.insert(HeaderName::from_static(names.signature), signature.clone());
         }
         for SignatureForm { style, header, id_header } in &endpoint.rules.signature {
+            let keys: Vec<SigningKey> = endpoint.signing_keys(now).cloned().collect();
             let text = match style {
                 // These are made with a secret that both ends share, or not at all.
                 _ if !keys.iter().any(SigningKey::is_shared) => None,

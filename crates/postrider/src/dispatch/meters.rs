@@ -86,19 +86,20 @@ impl Meters {
         self.attempt_duration.record(took);
         self.late_by_us.record(lateness.ours);
         self.late_by_them.record(lateness.theirs);
-        self.tops.attempt(whose, verdict.class, took);
+        let mut arrived_after = None;
         match (verdict.next, parcel.id.trigger) {
             (Next::Delivered, Trigger::Scheduled) => {
                 let after = ended.since(parcel.queued_at);
                 self.delivered.count(verdict.progress.attempts);
                 let is_first = verdict.progress.attempts == 1;
                 if is_first { &self.delivered_at_once } else { &self.delivered_later }.record(after);
-                self.tops.delivered(whose, after);
+                arrived_after = Some(after);
             }
             (Next::Dead(reason), _) => self.count_death(parcel, reason, verdict.progress.attempts),
             // A resend is no delivery of its own.
             (Next::Delivered, Trigger::Manual) | (Next::Retry { .. } | Next::Nothing | Next::Postponed { .. }, _) => {}
         }
+        self.tops.attempt(whose, verdict.class, took, arrived_after);
     }
 
     pub fn count_death(&self, parcel: &Parcel<Cargo>, reason: DeathReason, attempts: u32) {

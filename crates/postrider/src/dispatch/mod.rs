@@ -151,6 +151,7 @@ pub struct Dispatch {
     notices: Notices,
     alerts: Arc<Alerts>,
     in_flight: metrics::Gauge,
+    lanes_lag: metrics::Gauge,
     shards_owned: metrics::Gauge,
 }
 
@@ -214,6 +215,7 @@ impl Dispatch {
             unopened: BTreeMap::new(),
             reading: BTreeMap::new(),
             in_flight: metrics::gauge!("postrider_requests_in_flight"),
+            lanes_lag: metrics::gauge!("postrider_lanes_lag"),
             shards_owned: metrics::gauge!("postrider_shards_owned"),
         }
     }
@@ -278,7 +280,9 @@ impl Dispatch {
             self.commit();
             self.give_up_quiet();
             self.enter_offered();
-            self.store.set_lag(self.engine.lags(now));
+            let lags = self.engine.lags(now);
+            self.store.set_lag(lags);
+            self.lanes_lag.set(u8::from(lags));
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
             if self.stopping && self.is_at_rest() {

@@ -251,4 +251,6 @@ fn cors() -> CorsLayer {
         .allow_methods(AllowMethods::mirror_request())
         .allow_headers(AllowHeaders::mirror_request())
         .max_age(std::time::Duration::from_secs(600))
+        // All get the same, but for what asks before a request, which nobody keeps for others.
+        .vary([])
 }

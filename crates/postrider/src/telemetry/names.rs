@@ -141,6 +141,10 @@ pub const METRICS: &[Metric] = &[
     counter("postrider_endpoints_disabled_total", "Endpoints disabled by a rule, by the reason."),
     counter("postrider_stale_connection_retries_total", "Requests sent again because a kept connection was closed."),
     gauge("postrider_requests_in_flight", "Requests on the network now."),
+    gauge(
+        "postrider_lanes_lag",
+        "1 while more is ready to be sent than this node gets sent soon, so that new messages wait a moment.",
+    ),
     counter(
         "postrider_page_violations_total",
         "Times that a browser refused something on a page of ours, as its policy says.",

@@ -96,18 +96,15 @@ impl Tops {
         self.event_types.count(event_type, || named(event_type), &count);
     }
 
-    pub fn attempt(&self, whose: Whose<'_>, class: Class, took: Duration) {
+    /// With `arrived_after`, the delivery has arrived with it, so long after it was accepted or replayed.
+    pub fn attempt(&self, whose: Whose<'_>, class: Class, took: Duration, arrived_after: Option<Duration>) {
         self.each(whose, |figures| {
             figures.attempts[class_index(class)].fetch_add(1, Relaxed);
             figures.attempt_duration.record(took, &ATTEMPT_SECONDS);
-        });
-    }
-
-    /// A delivery has arrived, so long after it was accepted or replayed.
-    pub fn delivered(&self, whose: Whose<'_>, after: Duration) {
-        self.each(whose, |figures| {
-            figures.delivered.fetch_add(1, Relaxed);
-            figures.delivery_duration.record(after, &DELIVERY_SECONDS);
+            if let Some(after) = arrived_after {
+                figures.delivered.fetch_add(1, Relaxed);
+                figures.delivery_duration.record(after, &DELIVERY_SECONDS);
+            }
         });
     }
 
@@ -464,7 +461,7 @@ mod tests {
         let tops = tops(10);
         for number in 0..10_000 {
             let name = format!("made.up.{number}");
-            tops.attempt(whose(number, &name), Class::Delivered, Duration::from_millis(3));
+            tops.attempt(whose(number, &name), Class::Delivered, Duration::from_millis(3), None);
             tops.accepted(AppKey::new(number), &name);
             if number % 1_000 == 0 {
                 tops.review();
@@ -486,7 +483,7 @@ mod tests {
         for minute in 0..60 {
             for number in 0..200 {
                 let name = format!("made.up.{minute}.{number}");
-                tops.attempt(whose(minute * 1_000 + number, &name), Class::Delivered, Duration::from_millis(3));
+                tops.attempt(whose(minute * 1_000 + number, &name), Class::Delivered, Duration::from_millis(3), None);
             }
             tops.review();
             let page = tops.render();
@@ -500,7 +497,7 @@ mod tests {
     fn whoever_finds_no_room_is_counted_with_the_others() {
         let tops = tops(2);
         for endpoint in [1, 2, 3, 4] {
-            tops.attempt(whose(endpoint, "a"), Class::Transient, Duration::from_secs(2));
+            tops.attempt(whose(endpoint, "a"), Class::Transient, Duration::from_secs(2), None);
             tops.dead(whose(endpoint, "a"));
         }
         let page = tops.render();
@@ -521,7 +518,7 @@ mod tests {
         let tops = tops(2);
         let attempts = |endpoint, many| {
             for _ in 0..many {
-                tops.attempt(whose(endpoint, "a"), Class::Delivered, Duration::ZERO);
+                tops.attempt(whose(endpoint, "a"), Class::Delivered, Duration::ZERO, None);
             }
         };
         attempts(1, 10);
@@ -539,7 +536,7 @@ mod tests {
     #[test]
     fn a_name_that_nothing_happens_to_for_an_hour_leaves() {
         let tops = tops(2);
-        tops.attempt(whose(1, "a"), Class::Delivered, Duration::ZERO);
+        tops.attempt(whose(1, "a"), Class::Delivered, Duration::ZERO, None);
         for _ in 0..IDLE_REVIEWS_MAX {
             tops.review();
             assert_eq!(names_of(&tops), HashSet::from([1]));
@@ -561,7 +558,7 @@ mod tests {
     #[test]
     fn with_no_names_there_is_nothing() {
         let tops = tops(0);
-        tops.attempt(whose(1, "a"), Class::Delivered, Duration::ZERO);
+        tops.attempt(whose(1, "a"), Class::Delivered, Duration::ZERO, None);
         assert_eq!(tops.render(), "");
     }
 
@@ -569,7 +566,7 @@ mod tests {
     fn the_ranges_of_a_histogram_add_up() {
         let tops = tops(1);
         for seconds in [0.01, 0.25, 0.3, 100.0] {
-            tops.attempt(whose(1, "a"), Class::Delivered, Duration::from_secs_f64(seconds));
+            tops.attempt(whose(1, "a"), Class::Delivered, Duration::from_secs_f64(seconds), None);
         }
         let page = tops.render();
         let found = series(&page, "postrider_event_type_attempt_duration_seconds_bucket");
