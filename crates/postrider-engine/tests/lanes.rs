@@ -518,6 +518,27 @@ fn what_is_no_longer_ready_is_not_what_lanes_lag_by() {
 }
 
 #[test]
+fn rows_are_asked_for_in_pieces_and_in_their_order() {
+    let now = Timestamp::from_millis(1_000_000);
+    let mut dispatcher = Dispatcher::new(Limits::default());
+    let parked = LaneSettings { parked: true, ..lane_settings(1) };
+    for message in 1..=5_000 {
+        dispatcher.hand_over(new_parcel(message, now), parked, now);
+    }
+    let mut spilled: Vec<DeliveryId> = Vec::new();
+    while let Some(command) = dispatcher.next(now) {
+        let Command::Spill(spills) = command else { panic!("nothing is sent or loaded: {command:?}") };
+        assert!(spills.len() <= 2_048);
+        assert!(dispatcher.next(now).is_none(), "one at a time");
+        let ids: Vec<DeliveryId> = spills.into_iter().map(|(id, _)| id).collect();
+        dispatcher.spilled(&ids, now);
+        spilled.extend(ids);
+    }
+    let messages: Vec<i64> = spilled.iter().map(|id| id.message.raw()).collect();
+    assert_eq!(messages, (1..=5_000).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_lane_that_is_parked_lets_go_of_what_has_a_row() {
     let mut world = World::new(1, SMALL, [(1, lane_settings(1))]);
     world.receiver = Box::new(|_, _, _| status(503));

@@ -16,8 +16,8 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Instant, sleep, timeout, timeout_at},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, timeout_at},
 };
 
 /// Payload bytes that may be queued for the writer at once. Past it, whoever comes is asked to come again.
@@ -38,10 +38,6 @@ const MANY_MAX: usize = 128;
 
 /// Whoever has waited so long had better hear of it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What comes in while the lanes lag waits so long, or until they do not: what they keep in memory costs far less than what
-/// must be given rows. It is not for longer, since nobody's endpoint is at fault, and producers are to be held up less than
-/// they would notice.
-const RESPITE: Duration = Duration::from_millis(20);
 /// How soon it is noticed that something has gone out, and so the next may come in sooner.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -54,7 +50,6 @@ pub struct Intake {
     many: AtomicUsize,
     /// Only the first of those that wait looks at the balance.
     turn: tokio::sync::Mutex<()>,
-    lags: watch::Sender<bool>,
 }
 
 impl Default for Intake {
@@ -66,7 +61,6 @@ impl Default for Intake {
             balance: Mutex::new(Balance::new(Instant::now().into_std())),
             many: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
-            lags: watch::Sender::new(false),
         }
     }
 }
@@ -74,12 +68,16 @@ impl Default for Intake {
 impl Intake {
     /// For a message that is owed to so many.
     pub async fn enter(&self, bytes: usize, deliveries: usize) -> Result<(Place<'_>, Room), StoreError> {
-        self.wait_for_lanes().await;
         self.enter_by(Instant::now() + PATIENCE, bytes, deliveries).await
     }
 
     /// For a message that came with others, which all together wait no longer than one.
-    async fn enter_by(&self, end: Instant, bytes: usize, deliveries: usize) -> Result<(Place<'_>, Room), StoreError> {
+    pub async fn enter_by(
+        &self,
+        end: Instant,
+        bytes: usize,
+        deliveries: usize,
+    ) -> Result<(Place<'_>, Room), StoreError> {
         let mut place = self.queue(bytes, deliveries)?;
         let room = timeout_at(end, self.wait_for_room(bytes, deliveries)).await.unwrap_or(Err(StoreError::Busy))?;
         self.balance(|balance, now| balance.came_in(deliveries, now));
@@ -94,7 +92,6 @@ impl Intake {
         messages: Vec<NewMessage>,
         mut hand_on: impl FnMut(NewMessage, Room) -> T,
     ) -> Entered<'_, T> {
-        self.wait_for_lanes().await;
         let (end, count) = (Instant::now() + PATIENCE, messages.len());
         let mut handed_on = Vec::with_capacity(count);
         for message in messages {
@@ -140,19 +137,6 @@ impl Intake {
             sleep(wait.min(LOOK_AGAIN)).await;
         }
         Ok(())
-    }
-
-    /// Whether more stands ready in the lanes than they are to keep in memory for long.
-    pub fn set_lag(&self, lags: bool) {
-        if *self.lags.borrow() != lags {
-            self.lags.send_replace(lags);
-        }
-    }
-
-    async fn wait_for_lanes(&self) {
-        if *self.lags.borrow() {
-            let _ = timeout(RESPITE, self.lags.subscribe().wait_for(|lags| !lags)).await;
-        }
     }
 
     /// Outcomes were written, whatever they were.
@@ -242,8 +226,6 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::fixtures::{START, message};
-    use postrider_engine::AppKey;
 
     /// A message that is stored then.
     async fn store(intake: &Intake, deliveries: usize) -> Result<Room, StoreError> {
@@ -262,32 +244,6 @@ mod tests {
         let (next, ()) = tokio::join!(store(&intake, 1), async { drop(half) });
         assert!(next.is_ok());
         drop(other_half);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn while_the_lanes_lag_one_waits_a_moment() {
-        let intake = Intake::default();
-        let elapsed = async || {
-            let began = Instant::now();
-            store(&intake, 1).await.unwrap();
-            began.elapsed()
-        };
-        assert_eq!(elapsed().await, Duration::ZERO);
-        intake.set_lag(true);
-        assert_eq!(elapsed().await, RESPITE);
-        let (waited, ()) = tokio::join!(elapsed(), async { intake.set_lag(false) });
-        assert_eq!(waited, Duration::ZERO);
-        assert_eq!(elapsed().await, Duration::ZERO);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_comes_together_waits_for_lanes_that_lag_once() {
-        let intake = Intake::default();
-        intake.set_lag(true);
-        let messages = vec![message(AppKey::new(1), START); 100];
-        let began = Instant::now();
-        let entered = intake.enter_in_order(messages, |_, room| room).await;
-        assert_eq!((entered.handed_on.len(), began.elapsed()), (100, RESPITE));
     }
 
     #[tokio::test(start_paused = true)]

@@ -46,7 +46,7 @@ pub trait Store: Send + Sync + 'static {
     /// dispatcher. It does not hang on the caller of a verb, who may have gone away by then.
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>>;
 
-    /// Says whether the lanes are behind for our own sake, so that what comes in may be held up for a moment.
+    /// Says whether deliveries are behind for our own sake, so that a store may write less often.
     fn set_lag(&self, _lags: bool) {}
 
     /// Says that the lanes of these shards, which were offered in `committed`, are ready to be handed messages.

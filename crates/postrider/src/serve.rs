@@ -180,6 +180,9 @@ impl Server {
             mail
         });
         beside.spawn(alerts::teller::Teller { store: Arc::clone(&store), queue: told, mail, owners }.keep());
+        let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
+        let ingest = ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics));
+        let ingest = Arc::new(ingest.with_tops(Arc::clone(&tops)).with_traces(traces.clone()));
         let dispatch = Dispatch::new(Means {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),
@@ -192,6 +195,7 @@ impl Server {
         .with_requests_max(requests_max())
         .with_statistics(Arc::clone(&statistics))
         .keeping(settings.attempt_headers)
+        .holding_up(Arc::clone(ingest.gate()))
         .watched(Arc::clone(&tops), traces.clone())
         .with_alerts(Arc::clone(&bell));
         let view = dispatch.view();
@@ -248,9 +252,6 @@ impl Server {
             beside.spawn(identity.keep());
         }
 
-        let ingest = Ingest::new(Arc::clone(&store), Arc::clone(&directory), clock::own());
-        let ingest = ingest.with_rates(settings.ingest_rates).with_statistics(Arc::clone(&statistics));
-        let ingest = Arc::new(ingest.with_tops(Arc::clone(&tops)).with_traces(traces.clone()));
         let teller = Arc::new(alerts::desk::Desk {
             store: Arc::clone(&store),
             directory: Arc::clone(&directory),

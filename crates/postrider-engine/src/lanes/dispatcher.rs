@@ -6,7 +6,7 @@
 
 use super::{
     gate::Gate,
-    lane::{Lane, LaneSettings, Ledger, Timer, Wanted},
+    lane::{LAG_PARTS, Lane, LaneSettings, Ledger, Timer, Wanted},
     late::{Elsewhere, Span},
     pace::Pace,
     parcel::Parcel,
@@ -97,6 +97,9 @@ const MEMORY_RECHECK: Duration = Duration::from_millis(50);
 
 /// What others wait for is known to the lane, unless someone else took it out of the store: so they are looked for.
 const BLOCKED_RECHECK: Duration = Duration::from_secs(5);
+
+/// Rows that are asked for at once: what else is to be written waits for them.
+const SPILLED_AT_ONCE: usize = 2_048;
 
 /// What a lane may load when memory is short: enough to go on, too little to matter.
 const SCANT_WINDOW: usize = 16;
@@ -354,8 +357,11 @@ impl<C> Dispatcher<C> {
         let endpoint = parcel.id.endpoint;
         self.open(endpoint, settings);
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        // What it will have sent in about a second.
-        let beyond = lane.pace.per_second(now).min(self.limits.beyond);
+        // What it will have sent in about a second, as long as that leaves memory for the others.
+        let beyond = match self.ledger.bytes < self.limits.bytes / 2 {
+            true => lane.pace.per_second(now).min(self.limits.beyond),
+            false => 0,
+        };
         let has_room =
             lane.line.len() < self.limits.window + beyond && self.ledger.bytes + parcel.weight <= self.limits.bytes;
         let is_next = match lane.line.chain_of(parcel.id, parcel.order) {
@@ -576,7 +582,8 @@ impl<C> Dispatcher<C> {
     /// Whether too much stands ready in lanes that get on: then it is not an endpoint that is slow, but we are.
     pub fn lags(&self, now: Timestamp) -> bool {
         // What was counted of lanes of which nothing was heard since may be no longer so.
-        self.ledger.ready > self.limits.ready && self.pace.per_second(now) > self.limits.ready
+        let sends_so_much = self.pace.per_second(now) > LAG_PARTS * self.limits.ready;
+        self.ledger.ready > self.limits.ready && sends_so_much
     }
 
     /// Deliveries in memory, on the network or being written down.
@@ -653,7 +660,8 @@ impl<C> Dispatcher<C> {
             return None;
         }
         self.spilling = true;
-        Some(Command::Spill(std::mem::take(&mut self.ledger.spills)))
+        let rest = self.ledger.spills.split_off(self.ledger.spills.len().min(SPILLED_AT_ONCE));
+        Some(Command::Spill(std::mem::replace(&mut self.ledger.spills, rest)))
     }
 
     /// Looks at one lane after something changed: does it want a turn, a load, or to be woken later?

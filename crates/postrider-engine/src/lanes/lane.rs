@@ -48,7 +48,7 @@ pub struct LaneSettings {
 }
 
 /// A lane that has more ready than it sends in such a part of a second is behind.
-const LAG_PARTS: usize = 8;
+pub(super) const LAG_PARTS: usize = 8;
 
 /// A bucket holds a second's worth of requests, so that it is full again after a second without any.
 const BUCKET_REFILL: Duration = Duration::from_secs(1);

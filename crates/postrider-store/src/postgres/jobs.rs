@@ -62,10 +62,6 @@ impl Writer {
         entered.answers(|answer| async { answer.await.unwrap_or(Err(StoreError::Closed.into())) }).await
     }
 
-    pub fn set_lag(&self, lags: bool) {
-        self.shared.intake.set_lag(lags);
-    }
-
     pub async fn settle(&self, tenure: Tenure, settlements: Arc<Vec<Settlement>>) -> Result<(), StoreError> {
         let outcomes = settlements.len();
         self.queue(|reply| Job::Settle { tenure, settlements, reply }).await?;

@@ -270,11 +270,6 @@ impl Store for PostgresStore {
         self.writer.accept_in_order(messages).await
     }
 
-    /// Of this node's lanes, and for what comes in here.
-    fn set_lag(&self, lags: bool) {
-        self.writer.set_lag(lags);
-    }
-
     fn committed(&self) -> mpsc::UnboundedReceiver<Vec<Committed>> {
         let taken = self.committed.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.expect("what is committed is listened to once")

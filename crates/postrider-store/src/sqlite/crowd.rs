@@ -36,7 +36,7 @@ impl Crowd {
         }
     }
 
-    /// Whether deliveries are behind: then nobody is the better for a commit that comes sooner.
+    /// Whether deliveries are behind for want of processor time: then fewer commits help more than sooner ones.
     pub fn set_lag(&self, lags: bool) {
         self.lags.store(lags, SeqCst);
     }

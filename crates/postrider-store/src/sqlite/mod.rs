@@ -304,7 +304,6 @@ impl Store for SqliteStore {
     }
 
     fn set_lag(&self, lags: bool) {
-        self.intake.set_lag(lags);
         self.writer.set_lag(lags);
     }
 

@@ -11,6 +11,7 @@
 mod delivery;
 mod found;
 mod hands;
+mod load;
 mod meters;
 mod notices;
 mod settings;
@@ -24,6 +25,7 @@ use crate::{
     clock::Clock,
     directory::{AppEntry, Directory},
     ids::IdCodec,
+    ingest::gate::Gate,
     kept_headers::KeepHeaders,
     statistics::Statistics,
     tasks::Tasks,
@@ -34,6 +36,7 @@ pub use delivery::LOOP_HEADER;
 use delivery::{Cargo, Carrier, Leave, Settled};
 use found::Found;
 use hands::Hands;
+use load::Load;
 use notices::Notices;
 pub use notices::reason_name;
 use postrider_engine::{
@@ -117,6 +120,9 @@ pub struct Dispatch {
     directory: Arc<Directory>,
     carrier: Arc<Carrier>,
     hands: Hands<Errand>,
+    /// Where messages come in.
+    gate: Option<Arc<Gate>>,
+    lags: bool,
     tasks: Arc<Tasks>,
     clock: Clock,
     events: mpsc::UnboundedSender<Event>,
@@ -194,6 +200,8 @@ impl Dispatch {
             store,
             directory,
             hands: Hands::default(),
+            gate: None,
+            lags: false,
             tasks,
             clock,
             events,
@@ -248,6 +256,11 @@ impl Dispatch {
         self
     }
 
+    /// Lets those wait a moment who bring messages here while lanes lag.
+    pub fn holding_up(self, gate: Arc<Gate>) -> Self {
+        Self { gate: Some(gate), ..self }
+    }
+
     /// With the headers of these attempts.
     pub fn keeping(mut self, keep_headers: KeepHeaders) -> Self {
         let carrier = Arc::into_inner(self.carrier).expect("nobody else has it before it runs");
@@ -265,6 +278,7 @@ impl Dispatch {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut committed = self.store.committed();
         let mut clock_set = self.clock.changes();
+        let mut load = Load::of_this_runtime(self.clock.now());
         loop {
             let now = self.look_at_the_clock();
             if !self.stopping && *stop.borrow() {
@@ -280,13 +294,13 @@ impl Dispatch {
             self.commit();
             self.give_up_quiet();
             self.enter_offered();
-            let lags = self.engine.lags(now);
-            self.store.set_lag(lags);
-            self.lanes_lag.set(u8::from(lags));
+            let is_busy = load.is_high(now);
+            self.tell_lag(is_busy && self.engine.lags(now));
             self.in_flight.set(self.engine.in_flight() as f64);
             self.shards_owned.set(self.owned.len() as f64);
             if self.stopping && self.is_at_rest() {
                 step!("stop.at_rest");
+                self.tell_lag(false);
                 return;
             }
             let nap = pin!(nap_until(self.wake_at(may_send)));
@@ -310,6 +324,17 @@ impl Dispatch {
             }
             self.hear_all(&mut committed);
         }
+    }
+
+    fn tell_lag(&mut self, lags: bool) {
+        if std::mem::replace(&mut self.lags, lags) == lags {
+            return;
+        }
+        self.store.set_lag(lags);
+        if let Some(gate) = &self.gate {
+            gate.set_lag(lags);
+        }
+        self.lanes_lag.set(u8::from(lags));
     }
 
     /// Before anything that a look into the store has brought: what it shows may belong behind what was committed before.

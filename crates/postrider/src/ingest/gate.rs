@@ -6,6 +6,8 @@
 //! pace (`pace.rs`). Whoever finds room when it is his turn to be told so is let in after all: a short rush is not refused,
 //! only spread.
 //!
+//! While more is ready to be sent than the node gets sent soon, everyone waits a moment before he asks for room (decision 26).
+//!
 //! A batch has a place like a message, and its messages come in by groups, of as many as there is room for just then. All
 //! batches together have half of it: however great and many they are, whoever brings one message finds the other half.
 
@@ -17,7 +19,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 pub struct Gate {
     messages: AtomicUsize,
@@ -28,6 +33,7 @@ pub struct Gate {
     batched_bytes: AtomicUsize,
     limits: GateLimits,
     pace: Mutex<Pace>,
+    lags: watch::Sender<bool>,
     refused: metrics::Counter,
 }
 
@@ -44,6 +50,10 @@ impl Default for GateLimits {
         Self { messages_max: 256, bytes_max: 64 * 1024 * 1024 }
     }
 }
+
+/// What comes while lanes lag waits so long, or until they do not: what they keep in memory costs far less than what must be
+/// given rows. It is not for longer, since a producer is to be held up less than it would notice.
+const RESPITE: Duration = Duration::from_millis(20);
 
 /// One message is on its way in. Dropped, it is there or has been turned away.
 pub struct Pass {
@@ -71,6 +81,7 @@ impl Gate {
             batched_bytes: none(),
             limits,
             pace: Mutex::default(),
+            lags: watch::Sender::new(false),
             refused,
         }
     }
@@ -86,6 +97,7 @@ impl Gate {
     }
 
     async fn enter_if<P>(&self, try_enter: impl Fn() -> Option<P>) -> Result<P, Full> {
+        self.wait_for_lanes().await;
         if let Some(pass) = try_enter() {
             return Ok(pass);
         }
@@ -94,6 +106,17 @@ impl Gate {
             self.refused.increment(1);
             full
         })
+    }
+
+    /// Whether more is ready to be sent than will be sent soon.
+    pub fn set_lag(&self, lags: bool) {
+        self.lags.send_replace(lags);
+    }
+
+    async fn wait_for_lanes(&self) {
+        if *self.lags.borrow() {
+            let _ = timeout(RESPITE, self.lags.subscribe().wait_for(|lags| !lags)).await;
+        }
     }
 
     /// The store has no room, which was found out only behind the gate. The pass should be dropped before: others may come in
@@ -209,6 +232,34 @@ mod tests {
 
     fn gate(messages_max: usize, bytes_max: usize) -> Arc<Gate> {
         Arc::new(Gate::new(GateLimits { messages_max, bytes_max }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_lanes_lag_everyone_waits_a_moment() {
+        let gate = gate(8, 1_000);
+        let elapsed = async || {
+            let began = Instant::now();
+            assert!(gate.enter(1).await.is_ok());
+            let waited = began.elapsed();
+            assert!(gate.enter_batch(1).await.is_ok());
+            (waited, began.elapsed() - waited)
+        };
+        assert_eq!(elapsed().await, (Duration::ZERO, Duration::ZERO));
+        gate.set_lag(true);
+        let (message, batch) = elapsed().await;
+        assert!(message >= RESPITE && batch >= RESPITE && message + batch < 3 * RESPITE, "{message:?}, {batch:?}");
+        let (waited, ()) = tokio::join!(elapsed(), async { gate.set_lag(false) });
+        assert_eq!(waited, (Duration::ZERO, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_the_lanes_takes_no_room() {
+        let gate = gate(1, 1_000);
+        gate.set_lag(true);
+        let began = Instant::now();
+        let all = (0..100).map(|_| async { gate.enter(1).await.map(drop) });
+        assert!(futures_util::future::join_all(all).await.iter().all(Result::is_ok));
+        assert!(began.elapsed() < 2 * RESPITE, "{:?}", began.elapsed());
     }
 
     #[test]
