@@ -8,7 +8,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Of all their time. While two processors sent as much as they could, threads were at tasks for 0.5 to 0.75 of it: looking for
 /// what has come on the network is not in that, and neither is what other processes take.
-const HIGH: f64 = 0.4;
+const HIGH_PERCENT: u32 = 40;
 
 /// How busy the threads are that do the work of this runtime.
 pub struct Load {
@@ -43,7 +43,7 @@ fn total(metrics: &RuntimeMetrics) -> Duration {
 }
 
 fn is_high(busy: Duration, all: Duration) -> bool {
-    !all.is_zero() && busy.as_secs_f64() >= HIGH * all.as_secs_f64()
+    !all.is_zero() && busy * 100 >= all * HIGH_PERCENT
 }
 
 #[cfg(test)]
