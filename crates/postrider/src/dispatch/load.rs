@@ -31,7 +31,7 @@ impl Load {
         if passed >= LOOK_EVERY || now < self.at {
             let busy = total(&self.metrics);
             let workers = u32::try_from(self.metrics.num_workers()).unwrap_or(u32::MAX);
-            self.is_high = is_high(busy.saturating_sub(self.busy), passed * workers);
+            self.is_high = is_high(busy.saturating_sub(self.busy), passed.saturating_mul(workers));
             (self.at, self.busy) = (now, busy);
         }
         self.is_high
@@ -43,7 +43,7 @@ fn total(metrics: &RuntimeMetrics) -> Duration {
 }
 
 fn is_high(busy: Duration, all: Duration) -> bool {
-    !all.is_zero() && busy * 100 >= all * HIGH_PERCENT
+    !all.is_zero() && busy.saturating_mul(100) >= all.saturating_mul(HIGH_PERCENT)
 }
 
 #[cfg(test)]
@@ -63,5 +63,7 @@ mod tests {
         let mut load = Load::of_this_runtime(Timestamp::from_millis(0));
         assert!(!load.is_high(Timestamp::from_millis(10)));
         assert!(!load.is_high(Timestamp::from_millis(3_600_000)));
+        assert!(!load.is_high(Timestamp::from_millis(i64::MAX)));
+        assert!(!load.is_high(Timestamp::from_millis(i64::MIN)));
     }
 }
