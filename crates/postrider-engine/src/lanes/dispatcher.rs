@@ -252,8 +252,8 @@ impl<C> Dispatcher<C> {
     /// and spills what is always told of them; it is ignored, even if the lane has come back by then.
     pub fn forget(&mut self, apps: impl Fn(AppKey) -> bool) {
         for endpoint in self.lanes_that(&apps) {
-            let Some(mut lane) = self.lanes.remove(&endpoint) else { continue };
-            lane.count_ready(0, &mut self.ledger, Timestamp::default());
+            let Some(lane) = self.lanes.remove(&endpoint) else { continue };
+            self.ledger.ready -= lane.ready;
             self.ledger.bytes -= lane.bytes();
             self.ledger.handed -= lane.line.handed();
             if let Some(timer) = lane.timer {
@@ -667,8 +667,8 @@ impl<C> Dispatcher<C> {
     /// Looks at one lane after something changed: does it want a turn, a load, or to be woken later?
     fn review(&mut self, endpoint: EndpointKey, now: Timestamp) {
         let Some(lane) = self.lanes.get_mut(&endpoint) else { return };
-        lane.count_ready(self.limits.ready / 2, &mut self.ledger, now);
         let gate = lane.gate(now);
+        lane.count_ready(gate, self.limits.ready / 2, &mut self.ledger, now);
         let mut timer = None;
         // A lane that has its share is looked at again when one of its own requests ends; it has at least one.
         let has_free_slot = lane.has_free_slot(gate, &self.limits, self.limits.share(self.in_flight));
@@ -771,7 +771,7 @@ impl<C> Dispatcher<C> {
         for lane in self.lanes.values_mut() {
             let leaving = lane.line.take_stale(oldest);
             lane.let_go(leaving, Wanted::AtOnce, &mut self.ledger, now);
-            lane.count_ready(self.limits.ready / 2, &mut self.ledger, now);
+            lane.count_ready(lane.gate(now), self.limits.ready / 2, &mut self.ledger, now);
         }
     }
 }

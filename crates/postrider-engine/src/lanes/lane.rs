@@ -80,7 +80,7 @@ pub(super) struct Lane<C> {
     /// What was answered.
     pub pace: Pace,
     /// How much of what is ready in the ledger is this lane's.
-    ready: usize,
+    pub ready: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -305,8 +305,8 @@ impl<C> Lane<C> {
     }
 
     /// To be told whenever the line may have become longer or shorter.
-    pub fn count_ready(&mut self, max: usize, ledger: &mut Ledger, now: Timestamp) {
-        let ready = match self.gate(now) {
+    pub fn count_ready(&mut self, gate: Gate, max: usize, ledger: &mut Ledger, now: Timestamp) {
+        let ready = match gate {
             // How much else is due in the store is not known.
             Gate::Open if self.stored.has_backlog(now) => usize::MAX,
             Gate::Open => self.line.len(),
